@@ -1,0 +1,1 @@
+"""The engine environment: the pins it is installed from, and what is in the one at hand."""

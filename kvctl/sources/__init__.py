@@ -1,0 +1,1 @@
+"""Where snapshots of running engines come from."""

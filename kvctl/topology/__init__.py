@@ -1,0 +1,1 @@
+"""The topology file: its models, its errors, and the plan that follows from it."""
