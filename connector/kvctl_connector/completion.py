@@ -1,0 +1,69 @@
+"""Who must still report before a load is complete: the one map that settles it.
+
+Upstream unites the reports of all children without asking who was loading, so a child that was
+never asked can complete a request (and the scheduler then dies of an assertion or decodes over
+unwritten blocks). Here nothing completes but what the scheduler half announced: a map from
+request to the children that must report, filled only for asynchronous loads with tokens, shipped
+to the workers in the connector's metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+Loads = Mapping[str, tuple[int, ...]]  # request id -> indices of the children that load for it
+
+
+@dataclass
+class Released:
+    """Requests whose loads are complete, and those among them of which a part failed."""
+
+    received: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+
+
+class CompletionMap:
+    """The worker's side of the map.
+
+    Attributes:
+        strays: how many reports were dropped since nobody awaited them: from a child that was not
+            loading, or for a request that was not announced.
+    """
+
+    def __init__(self) -> None:
+        self._awaited: dict[str, set[int]] = {}
+        self._failed: set[str] = set()
+        self.strays = 0
+
+    def __len__(self) -> int:
+        return len(self._awaited)
+
+    def expect(self, loads: Loads) -> None:
+        """Takes what the scheduler half has announced in this step."""
+        for request, children in loads.items():
+            self._awaited[request] = set(children)
+            self._failed.discard(request)
+
+    def report(
+        self, child: int, received: Iterable[str], failed: Iterable[str], released: Released
+    ) -> None:
+        """Takes one child's report; what is complete by it goes to `released`, once.
+
+        A failed request counts as reported: the child is done with its blocks.
+        """
+        failed = set(failed)
+        for request in {*received, *failed}:
+            awaited = self._awaited.get(request)
+            if awaited is None or child not in awaited:
+                self.strays += 1
+                continue
+            if request in failed:
+                self._failed.add(request)
+            awaited.discard(child)
+            if not awaited:
+                del self._awaited[request]
+                released.received.add(request)
+                if request in self._failed:
+                    self._failed.discard(request)
+                    released.failed.add(request)

@@ -1,0 +1,282 @@
+"""The scheduler's half, in the engine core: joins the facts, records them, serves the feed.
+
+It sees each request's offers, allocation and completion, and, with every step's output, the
+facts that the workers stamped. Nothing here decides anything for the engine.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from . import __version__, guard, paths, semconv
+from .config import Options
+from .facts import Fact, Joiner
+from .feed import Feed
+from .guard import guarded
+from .recorder import Recorder
+from .wire import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello, Transfer, Wait
+
+LIMIT = 65_536  # requests remembered at once
+
+# Reasons that can end a transfer of a tier: their failure counters start at 0.
+_REASONS = {
+    "peer": semconv.REASONS,
+    "host": ("io_error", "unknown"),
+}
+
+
+@dataclass
+class _Load:
+    """One request that waits for KV. `start` is Unix ns."""
+
+    tier: str
+    tokens: int
+    start: int
+
+
+class SchedulerHalf:
+    """What one engine core knows about its transfers.
+
+    Args:
+        options: who this engine is.
+        vllm_config: vLLM's configuration object.
+        tiers: the tier of each child, in the order of the children.
+        children: the child connectors, scheduler role.
+        child_configs: their ``KVTransferConfig``s, in the same order.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        vllm_config: Any,
+        tiers: list[str],
+        children: list[Any],
+        child_configs: list[Any],
+    ) -> None:
+        self.recorder = Recorder()
+        self._tiers = tiers
+        self._offers: OrderedDict[str, int] = OrderedDict()
+        self._loads: OrderedDict[str, _Load] = OrderedDict()
+        self._external: OrderedDict[str, int] = OrderedDict()
+        self._sends: OrderedDict[str, int] = OrderedDict()
+        self._stores: set[int] = set()
+        self._joiner = Joiner()
+        self._dropped: dict[str, int] = {}
+        self._managers = _host_managers(tiers, children, child_configs)
+        self._hello = _hello(options, vllm_config)
+        self._start_at_zero(children, options)
+        rank = int(getattr(vllm_config.parallel_config, "data_parallel_index", 0) or 0)
+        self.feed = Feed(
+            self.recorder,
+            self._hello,
+            paths.feed_path(options.topology, self._hello.name, rank),
+        )
+        self.feed.start()
+
+    # What the connector tells, in the order of a request's life.
+
+    @guarded
+    def allocated(self, request: str, child: int, tokens: int, *, waits: bool) -> None:
+        """Blocks were allocated, and a child begins to load `tokens` into them.
+
+        `waits`: the request is parked until the load is complete.
+        """
+        tier = self._tiers[child]
+        _keep(self._external, request, self._external.get(request, 0) + tokens)
+        if not waits:
+            self.recorder.add(semconv.PROMPT_TOKENS, tokens, tier)
+            return
+        self._loads[request] = _Load(tier, tokens, time.time_ns())
+        if len(self._loads) > LIMIT:
+            self._loads.popitem(last=False)
+        self._gauge_waiting()
+
+    @guarded
+    def scheduled(self, new_requests: Iterable[Any]) -> None:
+        """Requests run for the first time: where does the KV of their prompts come from?"""
+        for new in new_requests:
+            external = self._external.pop(new.req_id, 0)
+            local = max(0, new.num_computed_tokens - external)
+            prompt = len(new.prompt_token_ids or ())
+            self.recorder.add(semconv.PROMPT_TOKENS, local, "local")
+            computed = max(0, prompt - new.num_computed_tokens)
+            self.recorder.add(semconv.PROMPT_TOKENS, computed, "computed")
+
+    @guarded
+    def announced(self, store_jobs: Iterable[int]) -> None:
+        """Store jobs that the workers are about to be given."""
+        self._stores.update(store_jobs)
+        self.recorder.set(semconv.TRANSFER_INFLIGHT, len(self._stores), "host", "store")
+
+    @guarded
+    def completed(self, facts: Iterable[Fact], received: Iterable[str], strays: int) -> None:
+        """One step's output: facts of the workers, and the requests whose loads are complete."""
+        outcomes: dict[str, str] = {}
+        for share in facts:
+            fact = self._joiner.add(share)
+            if fact is not None:
+                self._record(fact)
+                if fact.direction in ("recv", "load") and fact.request:
+                    outcomes[fact.request] = fact.outcome
+        for request in received:
+            self._end_wait(request, outcomes.get(request, "ok"))
+        if strays:
+            self.recorder.add(semconv.TELEMETRY_DROPPED, strays, "recorder", "stray_completion")
+        self._count_drops("rank_missing", self._joiner.dropped)
+        self._count_drops("hook_failed", sum(guard.failures.values()))
+
+    @guarded
+    def finished(self, request: str, *, offered: bool) -> None:
+        """A request ended here; `offered`: its blocks are held for another engine to read."""
+        if request in self._loads:
+            self._end_wait(request, "aborted")
+        self._external.pop(request, None)
+        if offered:
+            _keep(self._sends, request, time.time_ns())
+            self.recorder.set(semconv.TRANSFER_INFLIGHT, len(self._sends), "peer", "send")
+
+    def close(self) -> None:
+        """Ends the feed."""
+        self.feed.close()
+
+    def _record(self, fact: Fact) -> None:
+        recorder = self.recorder
+        peer = recorder.peer(fact.peer)
+        labels = (fact.tier, fact.direction, fact.outcome)
+        recorder.add(semconv.TRANSFER_COUNT, 1, *labels, peer)
+        start = fact.start or self._sends.get(fact.request, 0) or fact.end
+        if fact.direction == "send":
+            # How much was read, and when the read began, only the reader knows.
+            self._sends.pop(fact.request, None)
+            recorder.set(semconv.TRANSFER_INFLIGHT, len(self._sends), "peer", "send")
+        else:
+            recorder.add(semconv.TRANSFER_BYTES, fact.bytes, *labels, peer)
+            recorder.observe(semconv.TRANSFER_SIZE, fact.bytes, *labels)
+            recorder.observe(semconv.TRANSFER_DURATION, (fact.end - start) / 1e9, *labels)
+        if fact.outcome != "ok":
+            recorder.add(
+                semconv.TRANSFER_FAILURES, 1,
+                fact.tier, fact.direction, fact.phase, fact.reason, peer,
+            )  # fmt: skip
+        if fact.direction == "store":
+            self._stores.discard(int(fact.key))
+            recorder.set(semconv.TRANSFER_INFLIGHT, len(self._stores), "host", "store")
+        if fact.tier == "host":
+            self._gauge_tier()
+        recorder.put(
+            Transfer(
+                seq=0, tier=fact.tier, direction=fact.direction, outcome=fact.outcome,
+                request=fact.request, start=start, end=fact.end, bytes=fact.bytes,
+                peer=peer, phase=fact.phase, reason=fact.reason,
+            )
+        )  # fmt: skip
+
+    def _end_wait(self, request: str, outcome: str) -> None:
+        load = self._loads.pop(request, None)
+        if load is None:
+            return
+        now = time.time_ns()
+        self.recorder.observe(semconv.REQUEST_WAIT, (now - load.start) / 1e9, load.tier, outcome)
+        if outcome == "ok":
+            self.recorder.add(semconv.PROMPT_TOKENS, load.tokens, load.tier)
+        else:
+            self._external.pop(request, None)
+        self.recorder.put(Wait(0, load.tier, outcome, request, load.start, now))
+        self._gauge_waiting()
+
+    def _gauge_waiting(self) -> None:
+        remote = sum(load.tier == "peer" for load in self._loads.values())
+        local = len(self._loads) - remote
+        self.recorder.set(semconv.REQUEST_WAITING, remote, "remote_kv")
+        self.recorder.set(semconv.REQUEST_WAITING, local, "offload_load")
+        self.recorder.set(semconv.TRANSFER_INFLIGHT, remote, "peer", "recv")
+        self.recorder.set(semconv.TRANSFER_INFLIGHT, local, "host", "load")
+
+    def _gauge_tier(self) -> None:
+        for manager, chunk_bytes in self._managers:
+            used = manager._num_chunks - manager._get_num_free_chunks()
+            self.recorder.set(semconv.TIER_USED, used * chunk_bytes, "host")
+
+    def _count_drops(self, cause: str, total: int) -> None:
+        if new := total - self._dropped.get(cause, 0):
+            self._dropped[cause] = total
+            self.recorder.add(semconv.TELEMETRY_DROPPED, new, "recorder", cause)
+
+    def _start_at_zero(self, children: list[Any], options: Options) -> None:
+        for tier in sorted(set(self._tiers)):
+            for reason in _REASONS.get(tier, ()):
+                self.recorder.add(semconv.TRANSFER_FAILURES, 0, tier, "", "", reason, "")
+        for manager, chunk_bytes in self._managers:
+            capacity = manager._num_chunks * chunk_bytes
+            self.recorder.set(semconv.TIER_CAPACITY, capacity, "host")
+            self.recorder.set(semconv.TIER_USED, 0, "host")
+        self._gauge_waiting()
+        self.recorder.set(
+            semconv.CONNECTOR_INFO, 1,
+            __version__, _version("vllm"), _version("nixl"),
+            "+".join(type(child).__name__ for child in children), options.mode, "",
+        )  # fmt: skip
+
+    @guarded
+    def missing(self, hooks: list[str]) -> None:
+        """Hooks that the workers did not find: their absence is counted, once."""
+        for hook in hooks:
+            self.recorder.add(semconv.TELEMETRY_DROPPED, 1, "hook", hook)
+
+
+def _keep(table: OrderedDict[str, int], request: str, value: int) -> None:
+    table[request] = value
+    if len(table) > LIMIT:
+        table.popitem(last=False)
+
+
+def _host_managers(
+    tiers: list[str], children: list[Any], child_configs: list[Any]
+) -> list[tuple[Any, float]]:
+    """The managers of host tiers that can say how full they are, with bytes per chunk.
+
+    Private names of vLLM 0.32.0 (v1/kv_offload/cpu/manager.py): without them the occupancy is
+    not exported.
+    """
+    found = []
+    for tier, child, config in zip(tiers, children, child_configs, strict=True):
+        manager = getattr(getattr(child, "connector_scheduler", None), "manager", None)
+        size = (config.kv_connector_extra_config or {}).get("cpu_bytes_to_use", 0)
+        chunks = getattr(manager, "_num_chunks", 0)
+        if tier == "host" and size and chunks and hasattr(manager, "_get_num_free_chunks"):
+            found.append((manager, int(size) / chunks))
+    return found
+
+
+def _hello(options: Options, vllm_config: Any) -> Hello:
+    engine_id = str(vllm_config.kv_transfer_config.engine_id)
+    rank = int(getattr(vllm_config.parallel_config, "data_parallel_index", 0) or 0)
+    return Hello(
+        protocol=(PROTOCOL_MAJOR, PROTOCOL_MINOR),
+        incarnation=uuid.uuid4().hex,
+        started=time.time_ns(),
+        instance=f"{engine_id}:{rank}",
+        name=options.instance or engine_id,
+        role=options.role,
+        pid=os.getpid(),
+        resource={
+            semconv.RESOURCE_TOPOLOGY: options.topology,
+            semconv.RESOURCE_ROLE: options.role,
+            semconv.RESOURCE_MODEL: str(vllm_config.model_config.model),
+            semconv.RESOURCE_VLLM: _version("vllm"),
+        },
+    )
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
