@@ -163,11 +163,29 @@ class Unframer:
         try:
             message = _message_decoder.decode(body)
         except msgspec.MsgspecError as error:
+            _refuse_other_major(body)
             raise ProtocolError(f"not a message of the kvctl feed: {error}") from error
-        if isinstance(message, Hello) and message.protocol[0] != PROTOCOL_MAJOR:
-            theirs = ".".join(map(str, message.protocol))
-            raise ProtocolError(
-                f"the engine speaks feed protocol {theirs}, this kvctl reads "
-                f"{PROTOCOL_MAJOR}.x: use the kvctl that started the engine"
-            )
+        if isinstance(message, Hello):
+            _refuse_other_major(body)
         return message
+
+
+class _Spoken(msgspec.Struct):
+    """The one field of `Hello` that every major version keeps, so that each can tell another."""
+
+    protocol: tuple[int, int]
+
+
+_spoken_decoder = msgspec.msgpack.Decoder(_Spoken)
+
+
+def _refuse_other_major(body: bytes) -> None:
+    try:
+        major, minor = _spoken_decoder.decode(body).protocol
+    except msgspec.MsgspecError:
+        return  # no greeting at all
+    if major != PROTOCOL_MAJOR:
+        raise ProtocolError(
+            f"the engine speaks feed protocol {major}.{minor}, this kvctl reads "
+            f"{PROTOCOL_MAJOR}.x: use the kvctl that started the engine"
+        )
