@@ -143,6 +143,9 @@ class HostMemoryWorker(OffloadingWorker):
                 pages, stored = self._device[tensor], self._host[tensor]
                 for block, row, count in _runs(blocks, rows):
                     here, there = pages[block : block + count], stored[row : row + count]
+                    if len(here) != count or len(there) != count:
+                        # A slice past the end is short, and numpy would copy nothing, silently.
+                        raise IndexError(f"blocks {block}+{count} or rows {row}+{count}")
                     if to_host:
                         there[:] = here
                     else:

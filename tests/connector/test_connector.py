@@ -1,0 +1,245 @@
+"""The connector class over the installed vLLM, with fake children in place of NIXL and offload."""
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1 import base, multi_connector
+
+from kvctl_connector import connector as connector_module
+from kvctl_connector.completion import CompletionMap
+from kvctl_connector.connector import Metadata, MultiConnector, WorkerMetadata
+from kvctl_connector.facts import Fact
+
+FACT = Fact(0, 1, "peer", "recv", "r", "r", 1, 2, 3, "ok")
+
+
+class FakeChild:
+    """One child; a test sets what it answers."""
+
+    def __init__(self) -> None:
+        self.matched: tuple[int | None, bool] = (0, False)
+        self.results = base.KVConnectorTransferResults()
+        self.allocated: list[tuple[str, int]] = []
+        self.connector_scheduler = SimpleNamespace(_current_batch_allocated_block_ids=set())
+        self.worker_meta: Any = None
+        self.events: list[str] = []
+
+    def get_num_new_matched_tokens(self, request: Any, computed: int) -> tuple[int | None, bool]:
+        return self.matched
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, tokens: int) -> None:
+        self.allocated.append((request.request_id, tokens))
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        return SimpleNamespace(store_jobs={})
+
+    def bind_connector_metadata(self, metadata: Any) -> None: ...
+
+    def get_transfer_results(self, finished: set[str]) -> Any:
+        return self.results
+
+    def build_connector_worker_meta(self) -> Any:
+        return self.worker_meta
+
+    def take_events(self) -> list[str]:
+        return self.events
+
+
+class RecordingHalf:
+    """Stands for the scheduler half and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: self.calls.append((name, *args, *kwargs.values()))
+
+
+def make_connector(children: int = 2, *, worker: bool = False) -> Any:
+    made: Any = object.__new__(MultiConnector)
+    made._connectors = [FakeChild() for _ in range(children)]
+    made._requests_to_connector = {}
+    made._extra_async_saves = {}
+    made._connector_metadata = None
+    made._waits, made._new_loads = {}, {}
+    made._scheduler_half = None if worker else RecordingHalf()
+    made._worker_half = None
+    if worker:
+        half: Any = object.__new__(connector_module.WorkerHalf)
+        half.completion = CompletionMap()
+        half._children = made._connectors
+        half._nixl, half._offload = {}, {}
+        half._out = connector_module.WorkerHalf([], [], 0, 1)._out
+        made._worker_half = half
+    return made
+
+
+def make_request(name: str = "r") -> Any:
+    return SimpleNamespace(request_id=name)
+
+
+def make_blocks(*numbers: int) -> Any:
+    return SimpleNamespace(blocks=([SimpleNamespace(block_id=number) for number in numbers],))
+
+
+def step(made: Any) -> Any:
+    return made.build_connector_meta(SimpleNamespace(scheduled_new_reqs=[]))
+
+
+def test_the_name_and_the_module_are_what_vllm_looks_up() -> None:
+    config = SimpleNamespace(
+        kv_connector="MultiConnector", kv_connector_module_path="kvctl_connector.connector"
+    )
+    assert KVConnectorFactory.get_connector_class(config) is MultiConnector
+    assert MultiConnector.__name__ == "MultiConnector"
+    assert issubclass(MultiConnector, multi_connector.MultiConnector)
+
+
+@pytest.mark.parametrize("name", ["KvctlConnector", "NixlConnector", "OffloadingConnector"])
+def test_another_name_stops_at_once_and_prints_the_right_json(name: str) -> None:
+    config = SimpleNamespace(
+        kv_connector=name, kv_connector_module_path="kvctl_connector.connector"
+    )
+    with pytest.raises(AttributeError) as raised:
+        KVConnectorFactory.get_connector_class(config)
+    told = str(raised.value.__cause__)
+    assert f"configured as {name!r}" in told
+    assert (
+        '"kv_connector": "MultiConnector", "kv_connector_module_path": "kvctl_connector.connector"'
+    ) in told
+
+
+def test_overridden_methods_keep_the_parameters_of_the_installed_release() -> None:
+    for name, ours in vars(MultiConnector).items():
+        theirs = getattr(multi_connector.MultiConnector, name, None)
+        if not inspect.isfunction(ours) or not inspect.isfunction(theirs):
+            continue
+        expected = [p.name for p in inspect.signature(theirs).parameters.values()]
+        assert [p.name for p in inspect.signature(ours).parameters.values()] == expected, name
+
+
+def test_a_load_is_announced_with_the_child_that_was_chosen() -> None:
+    made = make_connector()
+    made._connectors[1].matched = (256, True)
+
+    assert made.get_num_new_matched_tokens(make_request(), 0) == (256, True)
+    made.update_state_after_alloc(make_request(), make_blocks(1, 2), 256)
+    meta = step(made)
+
+    assert isinstance(meta, Metadata)
+    assert meta.loads == {"r": (1,)}
+    assert made._connectors[1].allocated == [("r", 256)]
+    assert made._connectors[0].allocated == [("r", 0)]
+    assert ("allocated", "r", 1, 256, True) in made._scheduler_half.calls
+    assert not hasattr(step(made), "loads"), "announced once"
+
+
+def test_the_second_allocation_without_tokens_announces_nothing() -> None:
+    made = make_connector()
+    made._connectors[0].matched = (128, True)
+    made.get_num_new_matched_tokens(make_request(), 0)
+    made.update_state_after_alloc(make_request(), make_blocks(1), 128)
+    step(made)
+    made.update_state_after_alloc(make_request(), make_blocks(1), 0)
+    assert not hasattr(step(made), "loads")
+
+
+def test_a_synchronous_load_is_never_awaited() -> None:
+    made = make_connector()
+    made._connectors[1].matched = (128, False)
+    made.get_num_new_matched_tokens(make_request(), 0)
+    made.update_state_after_alloc(make_request(), make_blocks(1), 128)
+    assert not hasattr(step(made), "loads")
+
+
+def test_a_choice_does_not_outlive_a_query_that_found_nothing() -> None:
+    made = make_connector()
+    made._connectors[0].matched = (128, True)
+    made.get_num_new_matched_tokens(make_request(), 0)
+    made._connectors[0].matched = (0, False)
+    made.get_num_new_matched_tokens(make_request(), 0)
+    made.update_state_after_alloc(make_request(), make_blocks(1), 0)
+    assert made._requests_to_connector == {}
+
+
+def test_the_offload_child_learns_which_blocks_another_child_will_write() -> None:
+    made = make_connector()
+    made._connectors[0].matched = (256, True)
+    made.get_num_new_matched_tokens(make_request(), 0)
+    made.update_state_after_alloc(make_request(), make_blocks(7, 9), 256)
+    told = [
+        child.connector_scheduler._current_batch_allocated_block_ids for child in made._connectors
+    ]
+    assert told == [set(), {7, 9}]
+
+
+def test_nothing_completes_but_what_was_announced() -> None:
+    made = make_connector(worker=True)
+    loader, other = made._connectors
+    loader.results = base.KVConnectorTransferResults(finished_recving={"r", "stranger"})
+    other.results = base.KVConnectorTransferResults(finished_recving={"r"})
+    made.bind_connector_metadata(Metadata(metadata=(None, None), loads={"r": (0,)}))
+
+    results = made.get_transfer_results(set())
+
+    assert results.finished_recving == {"r"}
+    assert made.build_connector_worker_meta().strays == 2
+    assert made.get_transfer_results(set()).finished_recving == set()
+
+
+def test_a_failed_load_is_reported_received_and_failed() -> None:
+    made = make_connector(worker=True)
+    made._connectors[0].results = base.KVConnectorTransferResults(
+        finished_recving={"r"}, failed_recving={"r"}
+    )
+    made.bind_connector_metadata(Metadata(metadata=(None, None), loads={"r": (0,)}))
+    results = made.get_transfer_results(set())
+    assert (results.finished_recving, results.failed_recving) == ({"r"}, {"r"})
+
+
+def test_blocks_are_freed_when_the_last_child_has_saved() -> None:
+    made = make_connector(worker=True)
+    made._extra_async_saves = {"r": 1}
+    made._connectors[0].results = base.KVConnectorTransferResults(finished_sending={"r"})
+    assert made.get_transfer_results(set()).finished_sending == set()
+    assert made.get_transfer_results(set()).finished_sending == {"r"}
+
+
+def test_worker_metadata_is_none_when_there_is_nothing_to_say() -> None:
+    assert make_connector(worker=True).build_connector_worker_meta() is None
+
+
+def test_facts_ride_with_a_slot_for_every_child() -> None:
+    made = make_connector(worker=True)
+    made._worker_half._out.append(FACT)
+    meta = made.build_connector_worker_meta()
+    assert (meta.metadata, meta.facts) == ((None, None), [FACT])
+    assert made.build_connector_worker_meta() is None
+
+
+def test_ranks_are_aggregated_whatever_each_had_to_say() -> None:
+    quiet = WorkerMetadata(metadata=(None, None))
+    busy = WorkerMetadata(metadata=(None, None), facts=[FACT], strays=2)
+    for joined in (quiet.aggregate(busy), busy.aggregate(quiet)):
+        assert isinstance(joined, WorkerMetadata)
+        assert (joined.facts, joined.strays) == ([FACT], 2)
+
+
+def test_events_are_a_list_so_that_none_is_false() -> None:
+    made = make_connector()
+    assert made.take_events() == []
+    made._connectors[1].events = ["stored"]
+    assert made.take_events() == ["stored"]
+
+
+def test_switched_off_it_is_stock(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_connector()
+    made._scheduler_half = None
+    made._connectors[0].matched = (128, True)
+    assert made.get_num_new_matched_tokens(make_request(), 0) == (128, True)
+    made.update_state_after_alloc(make_request(), make_blocks(1), 128)
+    assert type(step(made)) is multi_connector.MultiKVConnectorMetadata
+    assert made._new_loads == {}

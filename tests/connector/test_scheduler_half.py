@@ -1,0 +1,183 @@
+"""The scheduler half: from facts to sums, over its real feed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvctl_connector.config import Options
+from kvctl_connector.facts import Fact
+from kvctl_connector.scheduler_half import SchedulerHalf
+from kvctl_connector.wire import Transfer, Wait
+
+SECOND = 1_000_000_000  # ns
+
+
+class FakeManager:
+    """Upstream's manager of the host tier, as far as the occupancy needs it."""
+
+    _num_chunks = 10
+    free = 10
+
+    def _get_num_free_chunks(self) -> int:
+        return self.free
+
+
+def make_fact(**changes: Any) -> Fact:
+    fact = Fact(0, 1, "peer", "recv", "r", "r", SECOND, 2 * SECOND, 1000, "ok", peer="prefill")
+    return fact._replace(**changes)
+
+
+@pytest.fixture
+def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SchedulerHalf]:
+    monkeypatch.setenv("KVCTL_RUNTIME_DIR", str(tmp_path / "run"))
+    vllm_config = SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(engine_id="engine"),
+        parallel_config=SimpleNamespace(data_parallel_index=2),
+        model_config=SimpleNamespace(model="tiny"),
+    )
+    offload = SimpleNamespace(connector_scheduler=SimpleNamespace(manager=FakeManager()))
+    children = [SimpleNamespace(), offload]
+    configs = [
+        SimpleNamespace(kv_connector_extra_config={}),
+        SimpleNamespace(kv_connector_extra_config={"cpu_bytes_to_use": 1000}),
+    ]
+    options = Options(topology="t", instance="decode-0", role="decode")
+    half = SchedulerHalf(options, vllm_config, ["peer", "host"], children, configs)
+    yield half
+    half.close()
+
+
+def values(half: SchedulerHalf) -> dict[tuple[str, ...], float]:
+    return {
+        (series.metric.removeprefix("kvctl."), *series.attributes.values()): series.value
+        for series in half.recorder.everything()
+    }
+
+
+def test_the_feed_is_where_the_tool_looks_for_it(half: SchedulerHalf, tmp_path: Path) -> None:
+    assert half.feed.path == tmp_path / "run" / "t-decode-0-2.sock"
+    assert half.feed.path.is_socket()
+
+
+def test_failure_counters_of_the_tiers_begin_at_zero(half: SchedulerHalf) -> None:
+    found = values(half)
+    assert found["transfer.failures", "peer", "lease_expired"] == 0
+    assert found["transfer.failures", "host", "io_error"] == 0
+    assert found["tier.capacity", "host"] == 1000
+
+
+def test_a_pull_from_allocation_to_completion(half: SchedulerHalf) -> None:
+    half.allocated("r", 0, 256, waits=True)
+    assert values(half)["request.waiting", "remote_kv"] == 1
+    assert values(half)["transfer.inflight", "peer", "recv"] == 1
+
+    half.completed([make_fact()], {"r"}, 0)
+
+    found = values(half)
+    assert found["request.waiting", "remote_kv"] == 0
+    assert found["transfer.bytes", "peer", "recv", "ok", "prefill"] == 1000
+    assert found["transfer.count", "peer", "recv", "ok", "prefill"] == 1
+    assert found["transfer.duration", "peer", "recv", "ok"] == 1  # second
+    assert found["prompt.tokens", "peer"] == 256
+    transfer, wait = half.recorder.outbox
+    assert isinstance(transfer, Transfer)
+    assert (transfer.bytes, transfer.start, transfer.end) == (1000, SECOND, 2 * SECOND)
+    assert isinstance(wait, Wait)
+    assert (wait.tier, wait.outcome, wait.request) == ("peer", "ok", "r")
+
+
+def test_a_failed_pull_is_a_failure_with_its_reason_and_no_tokens(half: SchedulerHalf) -> None:
+    half.allocated("r", 0, 256, waits=True)
+    failed = make_fact(outcome="failed", phase="post", reason="setup_failed", bytes=0)
+    half.completed([failed], {"r"}, 0)
+
+    found = values(half)
+    assert found["transfer.failures", "peer", "recv", "post", "setup_failed", "prefill"] == 1
+    assert found["transfer.count", "peer", "recv", "failed", "prefill"] == 1
+    assert ("prompt.tokens", "peer") not in found
+    assert half.recorder.outbox[-1].outcome == "failed"
+
+
+def test_an_aborted_wait_is_over_at_once(half: SchedulerHalf) -> None:
+    half.allocated("r", 1, 128, waits=True)
+    assert values(half)["request.waiting", "offload_load"] == 1
+    half.finished("r", offered=False)
+    assert values(half)["request.waiting", "offload_load"] == 0
+    assert half.recorder.outbox[-1].outcome == "aborted"
+    half.completed([], {"r"}, 0)  # the load itself ends later
+    assert len(half.recorder.outbox) == 1
+
+
+def test_prompt_tokens_are_counted_by_where_they_came_from(half: SchedulerHalf) -> None:
+    half.allocated("r", 0, 256, waits=True)
+    half.completed([make_fact()], {"r"}, 0)
+    new = SimpleNamespace(req_id="r", num_computed_tokens=384, prompt_token_ids=[0] * 400)
+    half.scheduled([new])
+
+    found = values(half)
+    assert found["prompt.tokens", "peer"] == 256
+    assert found["prompt.tokens", "local"] == 128
+    assert found["prompt.tokens", "computed"] == 16
+
+
+def test_stores_are_in_flight_until_their_job_ends(half: SchedulerHalf) -> None:
+    half.announced([1, 2])
+    assert values(half)["transfer.inflight", "host", "store"] == 2
+    FakeManager.free = 7
+    try:
+        half.completed([make_fact(tier="host", direction="store", key="1", peer="")], (), 0)
+    finally:
+        FakeManager.free = 10
+    found = values(half)
+    assert found["transfer.inflight", "host", "store"] == 1
+    assert found["transfer.bytes", "host", "store", "ok"] == 1000
+    assert found["tier.used", "host"] == 300
+
+
+def test_an_offer_that_was_read_and_one_whose_lease_ran_out(half: SchedulerHalf) -> None:
+    half.finished("read", offered=True)
+    half.finished("unread", offered=True)
+    assert values(half)["transfer.inflight", "peer", "send"] == 2
+    sends = [
+        make_fact(direction="send", key="read", request="read", start=0, bytes=0, peer=""),
+        make_fact(
+            direction="send", key="unread", request="unread", start=0, bytes=0, peer="",
+            outcome="expired", phase="notify", reason="lease_expired",
+        ),
+    ]  # fmt: skip
+    half.completed(sends, (), 0)
+
+    found = values(half)
+    assert found["transfer.count", "peer", "send", "ok"] == 1
+    assert found["transfer.count", "peer", "send", "expired"] == 1
+    assert found["transfer.failures", "peer", "send", "notify", "lease_expired"] == 1
+    assert found["transfer.inflight", "peer", "send"] == 0
+    assert not any(key[0] == "transfer.duration" for key in found), "prefill cannot know it"
+
+
+def test_a_synchronous_load_does_not_wait(half: SchedulerHalf) -> None:
+    half.allocated("r", 1, 128, waits=False)
+    found = values(half)
+    assert found["request.waiting", "offload_load"] == 0
+    assert found["prompt.tokens", "host"] == 128
+
+
+def test_strays_and_missing_hooks_are_counted(half: SchedulerHalf) -> None:
+    half.completed([], (), 3)
+    half.missing(["_read_blocks"])
+    found = values(half)
+    assert found["telemetry.dropped", "recorder", "stray_completion"] == 3
+    assert found["telemetry.dropped", "hook", "_read_blocks"] == 1
+
+
+def test_a_plain_pair_stays_within_the_budget_of_series(half: SchedulerHalf) -> None:
+    for outcome in ("ok", "failed"):
+        for tier, direction in (("peer", "recv"), ("host", "load"), ("host", "store")):
+            half.completed(
+                [make_fact(tier=tier, direction=direction, key="1", outcome=outcome,
+                           phase="move", reason="unknown")], (), 0,
+            )  # fmt: skip
+    assert len(half.recorder.everything()) <= 150
