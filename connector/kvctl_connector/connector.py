@@ -198,18 +198,35 @@ class MultiConnector(upstream.MultiConnector):
             )
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
-        half = self._worker_half
-        if half is None:
+        # What the engine asks from vLLM 0.30.0 on.
+        if self._worker_half is None:
             return super().get_transfer_results(finished_req_ids)
-        results = upstream.KVConnectorTransferResults()
-        released = Released(results.finished_recving, results.failed_recving)
+        sent, released = self._collect("get_transfer_results", finished_req_ids)
+        return upstream.KVConnectorTransferResults(sent, released.received, released.failed)
+
+    def get_finished(self, finished_req_ids: set[str]) -> Any:
+        # What it asks up to 0.28.0; later releases answer it from the method above.
+        if self._worker_half is None or hasattr(upstream, "KVConnectorTransferResults"):
+            return super().get_finished(finished_req_ids)
+        sent, released = self._collect("get_finished", finished_req_ids)
+        return sent or None, released.received or None
+
+    def _collect(self, question: str, finished_req_ids: set[str]) -> tuple[set[str], Released]:
+        """Asks every child, and lets pass what is complete."""
+        half = self._worker_half
+        assert half is not None
+        sent: set[str] = set()
+        released = Released()
         for index, child in enumerate(self._connectors):
-            reported = child.get_transfer_results(finished_req_ids)
-            half.reported(index, reported, released)
-            for request in reported.finished_sending:
-                if self._last_save(request):
-                    results.finished_sending.add(request)
-        return results
+            answer = getattr(child, question)(finished_req_ids)
+            if isinstance(answer, tuple):
+                sending, receiving, failed = answer[0] or set(), answer[1] or set(), set()
+            else:
+                sending, receiving = answer.finished_sending, answer.finished_recving
+                failed = answer.failed_recving
+            half.reported(index, sending, receiving, failed, released)
+            sent.update(request for request in sending if self._last_save(request))
+        return sent, released
 
     def _last_save(self, request: str) -> bool:
         """Whether no further child still saves this request (upstream's counter)."""

@@ -93,7 +93,9 @@ class NixlProbe:
         pull = self._pulls.pop(request, None) or _Pull()
         now = time.time_ns()
         phase, reason = "", ""
-        if failed:
+        # Up to vLLM 0.28.0 a failed pull is reported as received, and only logged as failed.
+        if failed or (pull.failure is not None and pull.failure[0] != "notify"):
+            failed = True
             phase, reason = pull.failure or ("move", "unknown")
         return Fact(
             rank=self.rank, ranks=self.ranks, tier="peer", direction="recv",

@@ -69,7 +69,8 @@ class SchedulerHalf:
         self._stores: set[int] = set()
         self._joiner = Joiner()
         self._dropped: dict[str, int] = {}
-        self._managers = _host_managers(tiers, children, child_configs)
+        found = map(_HostTier.find, children, child_configs)
+        self._host_tier = next((tier for tier in found if tier is not None), None)
         self._hello = _hello(options, vllm_config)
         self._start_at_zero(children, options)
         rank = int(getattr(vllm_config.parallel_config, "data_parallel_index", 0) or 0)
@@ -200,9 +201,8 @@ class SchedulerHalf:
         self.recorder.set(semconv.TRANSFER_INFLIGHT, local, "host", "load")
 
     def _gauge_tier(self) -> None:
-        for manager, chunk_bytes in self._managers:
-            used = manager._num_chunks - manager._get_num_free_chunks()
-            self.recorder.set(semconv.TIER_USED, used * chunk_bytes, "host")
+        if self._host_tier is not None:
+            self.recorder.set(semconv.TIER_USED, self._host_tier.used, "host")
 
     def _count_drops(self, cause: str, total: int) -> None:
         if new := total - self._dropped.get(cause, 0):
@@ -213,9 +213,8 @@ class SchedulerHalf:
         for tier in sorted(set(self._tiers)):
             for reason in _REASONS.get(tier, ()):
                 self.recorder.add(semconv.TRANSFER_FAILURES, 0, tier, "", "", reason, "")
-        for manager, chunk_bytes in self._managers:
-            capacity = manager._num_chunks * chunk_bytes
-            self.recorder.set(semconv.TIER_CAPACITY, capacity, "host")
+        if self._host_tier is not None:
+            self.recorder.set(semconv.TIER_CAPACITY, self._host_tier.capacity, "host")
             self.recorder.set(semconv.TIER_USED, 0, "host")
         self._gauge_waiting()
         self.recorder.set(
@@ -237,22 +236,34 @@ def _keep(table: OrderedDict[str, int], request: str, value: int) -> None:
         table.popitem(last=False)
 
 
-def _host_managers(
-    tiers: list[str], children: list[Any], child_configs: list[Any]
-) -> list[tuple[Any, float]]:
-    """The managers of host tiers that can say how full they are, with bytes per chunk.
+@dataclass
+class _HostTier:
+    """How full the host tier is, from upstream's manager.
 
-    Private names of vLLM 0.32.0 (v1/kv_offload/cpu/manager.py): without them the occupancy is
-    not exported.
+    Private names (v1/kv_offload/cpu/manager.py; chunks from 0.30.0, blocks before): without
+    them the occupancy is not exported.
     """
-    found = []
-    for tier, child, config in zip(tiers, children, child_configs, strict=True):
+
+    manager: Any
+    unit: str
+    capacity: int  # bytes
+
+    @property
+    def used(self) -> float:
+        """Bytes of the chunks that hold blocks."""
+        total = getattr(self.manager, f"_num_{self.unit}")
+        free = getattr(self.manager, f"_get_num_free_{self.unit}")()
+        return float(self.capacity * (total - free) / total)
+
+    @classmethod
+    def find(cls, child: Any, config: Any) -> _HostTier | None:
         manager = getattr(getattr(child, "connector_scheduler", None), "manager", None)
-        size = (config.kv_connector_extra_config or {}).get("cpu_bytes_to_use", 0)
-        chunks = getattr(manager, "_num_chunks", 0)
-        if tier == "host" and size and chunks and hasattr(manager, "_get_num_free_chunks"):
-            found.append((manager, int(size) / chunks))
-    return found
+        capacity = int((config.kv_connector_extra_config or {}).get("cpu_bytes_to_use", 0))
+        for unit in ("chunks", "blocks"):
+            known = getattr(manager, f"_num_{unit}", 0)
+            if capacity and known and hasattr(manager, f"_get_num_free_{unit}"):
+                return cls(manager, unit, capacity)
+        return None
 
 
 def _hello(options: Options, vllm_config: Any) -> Hello:

@@ -54,14 +54,15 @@ class WorkerHalf:
             if jobs := getattr(child, "load_jobs", None):
                 probe.announce(jobs)
 
-    def reported(self, child: int, results: Any, released: Released) -> None:
+    def reported(
+        self, child: int, sent: set[str], received: set[str], failed: set[str], released: Released
+    ) -> None:
         """One child's transfer results: what is complete by them goes to `released`."""
-        received, failed = results.finished_recving, results.failed_recving
         if received or failed:
             self._note_received(child, received, failed)
             self.completion.report(child, received, failed, released)
-        if results.finished_sending:
-            self._note_sent(child, results.finished_sending)
+        if sent:
+            self._note_sent(child, sent)
 
     def take_facts(self) -> list[Fact]:
         """The facts since the last step."""

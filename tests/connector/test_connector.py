@@ -200,6 +200,19 @@ def test_a_failed_load_is_reported_received_and_failed() -> None:
     assert (results.finished_recving, results.failed_recving) == ({"r"}, {"r"})
 
 
+def test_releases_that_ask_the_older_question_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(multi_connector, "KVConnectorTransferResults")
+    made = make_connector(worker=True)
+    loader, other = made._connectors
+    loader.get_finished = lambda finished: ({"sent"}, {"r", "stranger"})
+    other.get_finished = lambda finished: (None, None)
+    made.bind_connector_metadata(Metadata(metadata=(None, None), loads={"r": (0,)}))
+
+    assert made.get_finished(set()) == ({"sent"}, {"r"})
+
+
 def test_blocks_are_freed_when_the_last_child_has_saved() -> None:
     made = make_connector(worker=True)
     made._extra_async_saves = {"r": 1}

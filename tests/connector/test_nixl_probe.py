@@ -154,6 +154,15 @@ def test_failures_are_named(
     assert (fact.phase, fact.reason) == (phase, reason)
 
 
+def test_a_failure_counts_also_where_vllm_reports_the_pull_as_received(
+    worker: FakeWorker, probe: NixlProbe
+) -> None:
+    worker._log_failure("transfer_failed", "r")
+    worker._log_failure("notification_failed", "told late")
+    assert probe.received("r", failed=False).outcome == "failed"
+    assert probe.received("told late", failed=False).outcome == "ok"
+
+
 def test_an_offer_that_was_read_is_sent_and_one_that_was_not_has_expired(
     worker: FakeWorker, probe: NixlProbe
 ) -> None:
