@@ -75,7 +75,8 @@ def test_a_collector_that_went_away_loses_only_what_came_later(tmp_path, monkeyp
         otlp.status = 500
         otlp.wait_for(lambda: otlp.refused)
     assert relay.ended() == LOST
-    assert re.search(r"lost: what happened in prefill-0 since \d\d:\d\d:\d\d: .*(500|Internal Server Error)", log.text)
+    why = "500|Internal Server Error"  # releases of the exporter differ
+    assert re.search(rf"lost: what happened in prefill-0 since [\d:]{{8}}: .*({why})", log.text)
 
 
 def test_a_collector_that_never_answers_does_not_hold_the_end(tmp_path, monkeypatch):
