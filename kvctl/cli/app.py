@@ -14,7 +14,12 @@ from typing import Annotated
 import typer
 
 from kvctl import __version__
+from kvctl.cli.demo import demo
+from kvctl.cli.launch import launch
+from kvctl.cli.logs import logs
+from kvctl.cli.ps import ps
 from kvctl.cli.selection import FileOption, NameOption, Selection
+from kvctl.cli.stop import stop
 from kvctl.errors import Exit, KvctlError
 
 app = typer.Typer(
@@ -43,6 +48,15 @@ def root(
     ] = False,
 ) -> None:
     context.obj = Selection(file=file, name=name)
+
+
+app.command()(launch)
+app.command("up", hidden=True)(launch)
+app.command()(stop)
+app.command("down", hidden=True)(stop)
+app.command()(ps)
+app.command()(logs)
+app.command()(demo)
 
 
 def main() -> None:
