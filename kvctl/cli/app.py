@@ -19,6 +19,7 @@ from kvctl.cli.launch import launch
 from kvctl.cli.logs import logs
 from kvctl.cli.ps import ps
 from kvctl.cli.selection import FileOption, NameOption, Selection
+from kvctl.cli.status import status
 from kvctl.cli.stop import stop
 from kvctl.errors import Exit, KvctlError
 
@@ -55,6 +56,7 @@ app.command("up", hidden=True)(launch)
 app.command()(stop)
 app.command("down", hidden=True)(stop)
 app.command()(ps)
+app.command()(status)
 app.command()(logs)
 app.command()(demo)
 

@@ -23,6 +23,17 @@ def phase_of(record: ProcessRecord) -> str:
     return "waiting" if record.phase == "starting" and not record.pid else record.phase
 
 
+def actual_phase(state: RunState, record: ProcessRecord, living: set[str]) -> str:
+    """The phase, put right where nobody was left to write that the process has ended.
+
+    Args:
+        living: the names of `RunState.living`.
+    """
+    if record.phase in ENDED or record.name in living or (not record.pid and state.supervised()):
+        return phase_of(record)
+    return "gone" if record.pid else "not started"
+
+
 def elapsed(record: ProcessRecord) -> str:
     """How long a boot took or takes so far; empty before it began and after its end."""
     if not record.started_at or record.phase in ENDED:

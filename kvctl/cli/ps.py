@@ -53,17 +53,9 @@ def ps(
         print(f"nothing runs{more}", file=sys.stderr)
 
 
-def _actual_phase(state: RunState, record: ProcessRecord, living: set[str]) -> str:
-    """The phase, put right where nobody was left to write that the process has ended."""
-    from kvctl.cli.progress import phase_of
-    from kvctl.launch.state import ENDED
-
-    if record.phase in ENDED or record.name in living or (not record.pid and state.supervised()):
-        return phase_of(record)
-    return "gone" if record.pid else "not started"
-
-
 def _facts(state: RunState) -> dict[str, Any]:
+    from kvctl.cli.progress import actual_phase
+
     living = {record.name for record in state.living()}
     return {
         "name": state.name,
@@ -80,7 +72,7 @@ def _facts(state: RunState) -> dict[str, Any]:
                 "name": record.name,
                 "kind": record.kind,
                 "role": record.role,
-                "phase": _actual_phase(state, record, living),
+                "phase": actual_phase(state, record, living),
                 "pid": record.pid or None,
                 "since": record.since,
                 "started_at": record.started_at or None,
@@ -112,7 +104,7 @@ def _print_table(runs: list[RunState]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from kvctl.cli.progress import COLOURS
+    from kvctl.cli.progress import COLOURS, actual_phase
     from kvctl.launch.state import ENDED
     from kvctl.units import format_seconds
 
@@ -123,7 +115,7 @@ def _print_table(runs: list[RunState]) -> None:
     for state in runs:
         living = {record.name for record in state.living()}
         for record in state.processes:
-            phase = _actual_phase(state, record, living)
+            phase = actual_phase(state, record, living)
             shown = phase
             if record.phase in ENDED and record.exit_code:
                 shown += f" ({record.exit_code})"
