@@ -1,0 +1,36 @@
+# Everything runs in .venv, which `bootstrap.py` sets up first (docs/setup.md). Set-up speaks on
+# stderr, so `make demo ARGS=--json` prints JSON alone on stdout.
+PYTHON ?= python3
+ARGS ?=
+SETUP = @command -v $(PYTHON) >/dev/null || { \
+	echo "make: there is no $(PYTHON); install Python 3.11 or later, or name one: make PYTHON=/path/to/python3.12" >&2; exit 3; }; \
+	$(PYTHON) kvctl/engine/bootstrap.py
+
+.PHONY: help demo test lint setup clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1	\2/p' Makefile | expand -t 14
+
+demo: ## prefill + decode + router on the built-in tiny model, real KV moved; ARGS="--json", "--keep", …
+	$(SETUP) engine tool router
+	@.venv/bin/kvctl demo $(ARGS)
+
+test: ## lint, unit tests, and one pair of real engines; ARGS goes to pytest
+	$(SETUP) engine tool router dev
+	@$(MAKE) --no-print-directory lint
+	@.venv/bin/python -m pytest $(ARGS)
+
+lint: ## ruff, mypy and the import rules
+	$(SETUP) tool dev
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+setup: ## install all that the other targets need, and run nothing
+	$(SETUP) engine tool router dev
+
+clean: ## remove .venv and every cache
+	rm -rf .venv .cache dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache connector/.ruff_cache
+	find kvctl connector tests bench -name __pycache__ -prune -exec rm -rf {} +
