@@ -32,7 +32,9 @@ def test_a_file_in_its_place_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_socket_paths_fit_and_differ(tmp_path: Path) -> None:
     short = paths.feed_path("qwen", "prefill-0", 1, Path("/run/kvctl"))
-    assert short == Path("/run/kvctl/qwen-prefill-0-1.sock")
+    assert short == Path("/run/kvctl/qwen.prefill-0.1.sock")
+    other = paths.feed_path("qwen-prefill", "0", 1, Path("/run/kvctl"))
+    assert other != short
     long = [paths.feed_path("n" * 200, f"prefill-{i}", 0, Path("/run/kvctl")) for i in range(3)]
     assert all(len(str(path)) <= paths.MAX_SOCKET_PATH for path in long)
     assert len(set(long)) == 3
