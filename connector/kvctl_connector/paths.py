@@ -51,7 +51,8 @@ def ensure_runtime_dir() -> Path:
 def feed_path(topology: str, instance: str, rank: int, folder: Path | None = None) -> Path:
     """The socket of one engine: ``<topology>.<instance>.<data-parallel rank>.sock``.
 
-    Names have no dots, so two topologies never share one. Where the path would pass `MAX_SOCKET_PATH` bytes, a hash stands for the name.
+    Names have no dots, so two topologies never share one. Where the path would pass
+    `MAX_SOCKET_PATH` bytes, a hash stands for the name.
     """
     folder = folder or runtime_dir()
     name = f"{topology}.{instance}.{rank}"
