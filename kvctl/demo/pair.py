@@ -15,6 +15,7 @@ from kvctl.launch.connector_copy import lay_connector
 from kvctl.launch.ending import stop_run
 from kvctl.launch.launching import launch
 from kvctl.launch.state import load, state_dir
+from kvctl.topology.free_ports import free_base
 from kvctl.topology.load import load as load_topology
 from kvctl.topology.plan import Plan, make_plan
 
@@ -88,28 +89,6 @@ def stop_pair(display: Display) -> None:
     if state:
         with display.processes(state) as watcher:
             stop_run(state, [], watcher)
-
-
-def free_base() -> int:
-    """TEMPORARY"""
-    import socket
-
-    for base in range(18100, 32000, 50):
-        ok = True
-        for port in (base, base + 1, base + 10, base + 11, base + 20, base + 21):
-            with socket.socket() as probe:
-                try:
-                    probe.bind(("127.0.0.1", port))
-                except OSError:
-                    ok = False
-                    break
-        if ok:
-            return base
-    raise AssertionError
-
-
-def gpu_count() -> int:
-    return 0
 
 
 def _pair(plan: Plan, file: Path) -> Pair:

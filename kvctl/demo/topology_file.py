@@ -26,7 +26,7 @@ def topology_text(setting: Setting, *, model: Path, python: Path, base: int) -> 
     import yaml  # 20 ms, and only this needs it
 
     def instance(role: str) -> dict[str, Any]:
-        gpus = {} if setting.gpus is None else {"gpus": setting.gpus[role]}
+        gpus = {} if setting.gpus is None else {"gpus": [_gpu(setting.gpus[role])]}
         return {"role": role, **gpus, "offload": {"host": setting.host_bytes}}
 
     content = {
@@ -42,6 +42,10 @@ def topology_text(setting: Setting, *, model: Path, python: Path, base: int) -> 
         "start_timeout": f"{START_TIMEOUT}s",
     }
     return _HEADER + yaml.safe_dump(content, sort_keys=False)
+
+
+def _gpu(name: str) -> int | str:
+    return int(name) if name.isdigit() else name
 
 
 def _literal(path: Path) -> str:

@@ -1,7 +1,9 @@
-"""Whether this machine has an NVIDIA GPU, without any library of NVIDIA's."""
+"""The NVIDIA GPUs of this machine, without any library of NVIDIA's."""
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,11 +14,25 @@ def has_nvidia_gpu(devices: Path = Path("/dev")) -> bool:
     such files)."""
     if any(file.name[len("nvidia") :].isdigit() for file in devices.glob("nvidia*")):
         return True
+    return _listed() > 0
+
+
+def visible_gpus(devices: Path = Path("/dev")) -> tuple[str, ...]:
+    """The GPUs that this process may use, as CUDA counts them: by number, or as
+    ``CUDA_VISIBLE_DEVICES`` names them."""
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
+    count = _listed() or len(list(devices.glob("nvidia[0-9]*")))
+    return tuple(map(str, range(count)))
+
+
+def _listed() -> int:
+    """How many GPUs nvidia-smi lists; 0 where it is missing or does not answer."""
     smi = shutil.which("nvidia-smi")
     if smi is None:
-        return False
+        return 0
     try:
-        listed = subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=10)
+        done = subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return "GPU 0" in listed.stdout
+        return 0
+    return len(re.findall(r"^GPU \d+:", done.stdout, re.MULTILINE))

@@ -32,14 +32,14 @@ def make_engine(platform: str) -> EngineEnvironment:
     return EngineEnvironment(Path("/e/bin/python"), "0.32.0", "1.5.1", platform, Path("/e/router"))
 
 
-def make_text(platform: str = "cpu", gpus: int = 0, model: str = "/m") -> str:
+def make_text(platform: str = "cpu", gpus: tuple[str, ...] = (), model: str = "/m") -> str:
     setting = setting_for(platform, gpus=gpus)
     return topology_text(setting, model=Path(model), python=Path("/e/bin/python"), base=20000)
 
 
-@pytest.mark.parametrize(("platform", "gpus"), [("cpu", 0), ("cuda", 1)])
+@pytest.mark.parametrize(("platform", "gpus"), [("cpu", ()), ("cuda", ("0",))])
 def test_the_prompts_leave_the_device_cache_and_stay_in_the_host_tier(
-    platform: str, gpus: int
+    platform: str, gpus: tuple[str, ...]
 ) -> None:
     setting = setting_for(platform, gpus=gpus)
     prompts, visits = make_prompts(DEFAULT_COUNT), make_schedule(DEFAULT_COUNT)
@@ -71,7 +71,7 @@ def test_on_cpus_the_file_gives_a_plan_with_a_small_device_cache() -> None:
 
 def test_one_gpu_is_shared_with_a_part_of_its_memory_each() -> None:
     plan = make_plan(
-        load("demo.yaml", text=make_text("cuda", gpus=1)),
+        load("demo.yaml", text=make_text("cuda", gpus=("0",))),
         engine=make_engine("cuda"),
         connector_path=Path("/c"),
     )
@@ -84,16 +84,16 @@ def test_one_gpu_is_shared_with_a_part_of_its_memory_each() -> None:
 
 def test_two_gpus_get_an_engine_each() -> None:
     plan = make_plan(
-        load("demo.yaml", text=make_text("cuda", gpus=2)),
+        load("demo.yaml", text=make_text("cuda", gpus=("0", "GPU-77"))),
         engine=make_engine("cuda"),
         connector_path=Path("/c"),
     )
-    assert [each.env["CUDA_VISIBLE_DEVICES"] for each in plan.processes[:2]] == ["0", "1"]
+    assert [each.env["CUDA_VISIBLE_DEVICES"] for each in plan.processes[:2]] == ["0", "GPU-77"]
     assert "gpu-memory-utilization" not in " ".join(plan.processes[0].argv)
 
 
 def test_the_reference_computes_as_the_pair_does() -> None:
-    for platform, gpus, bound in (("cpu", 0, CPU_BOUND), ("cuda", 1, GPU_BOUND)):
+    for platform, gpus, bound in (("cpu", (), CPU_BOUND), ("cuda", ("3",), GPU_BOUND)):
         setting = setting_for(platform, gpus=gpus)
         arguments = setting.reference_arguments()
         assert arguments["dtype"] == "float32"
@@ -102,8 +102,8 @@ def test_the_reference_computes_as_the_pair_does() -> None:
         assert setting.bound == bound
 
 
-@pytest.mark.parametrize(("platform", "gpus"), [("unknown", 0), ("xpu", 1), ("cuda", 0)])
-def test_where_the_demo_cannot_run_it_says_so(platform: str, gpus: int) -> None:
+@pytest.mark.parametrize(("platform", "gpus"), [("unknown", ()), ("xpu", ("0",)), ("cuda", ())])
+def test_where_the_demo_cannot_run_it_says_so(platform: str, gpus: tuple[str, ...]) -> None:
     with pytest.raises(UnreachableError):
         setting_for(platform, gpus=gpus)
 
