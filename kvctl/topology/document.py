@@ -16,6 +16,7 @@ import yaml
 MAX_DEPTH = 32
 
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_BARE_REFERENCE = re.compile(r"[:,\[{]\s*[^\s'\"#,:{}\[\]]*(\$\{)")
 
 
 class Mark(NamedTuple):
@@ -181,10 +182,20 @@ def _explained(error: yaml.MarkedYAMLError, text: str) -> DocumentError:
     if "end of stream" in problem and "quoted" in (error.context or ""):
         return DocumentError(start, "this quote is never closed")
     if "while parsing a flow" in (error.context or "") and _character(text, start) in "[{":
+        if reference := _bare_reference(text, start):
+            return DocumentError(reference, 'inside { } and [ ] quotes are needed: "${NAME}"')
         return DocumentError(start, f"the {_character(text, start)} is not closed where it should")
     if "block" in (error.context or "") and ("block end" in problem or "did not find" in problem):
         return DocumentError(at, "the indentation does not fit the lines above")
     return DocumentError(at, f"not YAML: {problem}")
+
+
+def _bare_reference(text: str, start: Mark) -> Mark | None:
+    """The first ``${`` after `start` that stands where a value begins: YAML ends the value at {."""
+    lines = text.splitlines(keepends=True)
+    offset = sum(map(len, lines[: start.line - 1])) + start.column - 1
+    found = _BARE_REFERENCE.search(text, offset)
+    return _mark_of(text, found.start(1)) if found else None
 
 
 def _at(mark: Any) -> Mark:

@@ -44,7 +44,7 @@ def spelling(value: object) -> str:
 
 
 def whole_number(value: Any) -> int:
-    if isinstance(value, Text) and value.plain and re.fullmatch(r"-?[0-9]{1,18}", value):
+    if isinstance(value, Text) and re.fullmatch(r"-?[0-9]{1,18}", value):
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return int(value)

@@ -35,8 +35,7 @@ def load(source: str, *, text: str | None = None) -> Topology:
     """
     label = "<stdin>" if source == STDIN else source
     content = read(source) if text is None else text
-    if len(content) > MAX_BYTES:
-        raise UsageError(f"{label} is longer than 1 MiB: this is not a topology file")
+    _refuse_long(label, len(content))
     try:
         root = parse(content)
     except DocumentError as error:
@@ -73,14 +72,18 @@ def read(source: str) -> str:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"{label} cannot be read: {why}") from error
+    _refuse_long(label, len(data))
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        if len(data) > MAX_BYTES and error.start > MAX_BYTES - 4:
-            return data.decode("utf-8-sig", "replace")  # cut inside a character; `load` refuses it
         before = data[: error.start]
         mark = Mark(before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
         raise UsageError(_line(label, mark, "not UTF-8; save the file as UTF-8")) from error
+
+
+def _refuse_long(label: str, length: int) -> None:
+    if length > MAX_BYTES:
+        raise UsageError(f"{label} is longer than 1 MiB: this is not a topology file")
 
 
 def _validated(root: Node) -> tuple[Topology | None, list[Problem]]:

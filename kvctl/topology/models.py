@@ -35,8 +35,11 @@ from kvctl.topology.fields import (
     Variable,
     Whole,
     Written,
+    spelling,
 )
 from kvctl.topology.flags import each_once, flag_name, flag_value
+
+VERSION = 1
 
 Args = Annotated[
     dict[
@@ -47,6 +50,15 @@ Args = Annotated[
 ]
 Env = dict[Variable, Written]
 Role = Literal["prefill", "decode"]
+
+
+def _known_version(value: Any) -> Any:
+    if value != VERSION or isinstance(value, bool):
+        raise ValueError(
+            f"{spelling(value)} is not a version that this kvctl reads; write {VERSION}, or use a "
+            "newer kvctl"
+        )
+    return VERSION
 
 
 def _pull_only(value: Any) -> Any:
@@ -209,7 +221,9 @@ class Ports(_Strict):
 class Topology(_Strict):
     """A prefill/decode deployment: one file."""
 
-    version: Literal[1] = Field(default=1, description="Version of this format.")
+    version: Annotated[Literal[1], BeforeValidator(_known_version)] = Field(
+        default=1, description="Version of this format."
+    )
     name: Name = Field(
         description="Names the topology on the command line, in paths and in telemetry."
     )

@@ -138,10 +138,12 @@ def place(root: Node, path: Path, *, key: bool = False) -> Mark:
 
 
 def _child(node: Node, step: str | int) -> tuple[Mark, Node] | None:
-    if isinstance(node, Entries) and isinstance(step, str):
-        for key, child in node.entries:
-            if key.text == step:
-                return key.mark, child
+    if isinstance(node, Entries):
+        same = [one for one in node.entries if one[0].text == step]
+        # Flags are known by their dashes, however they are written.
+        alike = [one for one in node.entries if one[0].text.replace("_", "-") == step]
+        for key, child in same or alike:
+            return key.mark, child
     if isinstance(node, Items) and isinstance(step, int) and step < len(node.items):
         return node.items[step].mark, node.items[step]
     return None
