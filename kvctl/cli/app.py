@@ -14,7 +14,9 @@ from typing import Annotated
 import typer
 
 from kvctl import __version__
+from kvctl.cli.config import config
 from kvctl.cli.demo import demo
+from kvctl.cli.init import init
 from kvctl.cli.launch import launch
 from kvctl.cli.logs import logs
 from kvctl.cli.ps import ps
@@ -51,6 +53,8 @@ def root(
     context.obj = Selection(file=file, name=name)
 
 
+app.command()(init)
+app.command()(config)
 app.command()(launch)
 app.command("up", hidden=True)(launch)
 app.command()(stop)
