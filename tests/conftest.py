@@ -6,11 +6,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from otlp_receiver import OtlpReceiver, http_receiver
+
+
+def pytest_configure() -> None:
+    """Marks every process that this run starts, so that the last test can look for leftovers."""
+    os.environ["KVCTL_RUN_ID"] = f"tests-{uuid.uuid4().hex}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fast tests first, then those on real engines, then the look for leftovers."""
+    items.sort(
+        key=lambda item: (
+            item.get_closest_marker("last") is not None,
+            item.get_closest_marker("engine") is not None,
+        )
+    )
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 On connecting a reader gets a `Hello`, then a `Delta` with every series (``full`` is true), then
 a `Delta` whenever something changed. Series carry cumulative values, so a message may be missed
 or repeated without harm; items (single transfers) carry sequence numbers, so a reader sees how
-many it missed. Readers ignore fields, series and items that they do not know; another major
+many it missed. Readers ignore messages, fields, series and items that they do not know; another major
 version is an error.
 
 Frame: four bytes, big-endian, length of the body; the body is MessagePack.
@@ -156,14 +156,17 @@ class Unframer:
                 return
             body = bytes(self._pending[_LENGTH.size : end])
             del self._pending[:end]
-            yield self._decode(body)
+            if (message := self._decode(body)) is not None:
+                yield message
 
     @staticmethod
-    def _decode(body: bytes) -> Message:
+    def _decode(body: bytes) -> Message | None:
         try:
             message = _message_decoder.decode(body)
         except msgspec.MsgspecError as error:
             _refuse_other_major(body)
+            if _is_newer_kind(body):
+                return None
             raise ProtocolError(f"not a message of the kvctl feed: {error}") from error
         if isinstance(message, Hello):
             _refuse_other_major(body)
@@ -176,7 +179,22 @@ class _Spoken(msgspec.Struct):
     protocol: tuple[int, int]
 
 
+class _Tagged(msgspec.Struct):
+    """What every message of this major version has: the kind that it is of."""
+
+    type: str
+
+
 _spoken_decoder = msgspec.msgpack.Decoder(_Spoken)
+_tagged_decoder = msgspec.msgpack.Decoder(_Tagged)
+
+
+def _is_newer_kind(body: bytes) -> bool:
+    """Whether it is a whole message, of a kind that a newer engine has added."""
+    try:
+        return _tagged_decoder.decode(body).type not in ("hello", "delta")
+    except msgspec.MsgspecError:
+        return False
 
 
 def _refuse_other_major(body: bytes) -> None:

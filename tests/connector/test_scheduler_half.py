@@ -58,7 +58,7 @@ def values(half: SchedulerHalf) -> dict[tuple[str, ...], float]:
 
 
 def test_the_feed_is_where_the_tool_looks_for_it(half: SchedulerHalf, tmp_path: Path) -> None:
-    assert half.feed.path == tmp_path / "run" / "t-decode-0-2.sock"
+    assert half.feed.path == tmp_path / "run" / "t.decode-0.2.sock"
     assert half.feed.path.is_socket()
 
 

@@ -48,6 +48,12 @@ def test_a_newer_minor_is_readable() -> None:
     assert message.protocol == (1, 9)
 
 
+def test_a_kind_of_message_that_a_newer_engine_has_added_is_skipped() -> None:
+    body = msgspec.msgpack.encode({"type": "forecast", "rain": True})
+    stream = len(body).to_bytes(4, "big") + body + frame(HELLO)
+    assert list(Unframer().feed(stream)) == [HELLO]
+
+
 def test_unknown_items_are_skipped() -> None:
     unknown = msgspec.Raw(msgspec.msgpack.encode({"type": "eclipse", "seq": 3}))
     delta = Delta(time=1, items=[unknown, encode_item(TRANSFER)])

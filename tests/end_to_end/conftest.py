@@ -1,0 +1,116 @@
+"""Builds the wheel, an environment that holds only it, and the pair of engines that all share."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from otlp_receiver import OtlpReceiver, http_receiver
+from pair import START, STOP, Pair, free_block, print_stacks, session_of
+from planting_spec import PLANT_WHEN
+
+from kvctl.demo.model import SERVED_NAME, tiny_model
+from kvctl.demo.prompts import make_prompts
+from kvctl.demo.reference import Question, pins_of, reference_answers
+from kvctl.demo.setting import setting_for
+
+ROOT = Path(__file__).parents[2]
+PROMPTS = 24  # the demo's, so that their reference answers are in the cache
+
+
+@pytest.fixture(scope="session")
+def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kvctl command of the built wheel, in an environment without vLLM."""
+    folder = tmp_path_factory.mktemp("tool")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    wheel = [*pip, "wheel", "--no-deps", "--wheel-dir", folder, ROOT]
+    subprocess.run(wheel, check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True, timeout=120)
+    python = folder / "venv" / "bin" / "python"
+    (built,) = folder.glob("kvctl-*.whl")
+    install = [python, *pip[1:], "install", built]
+    subprocess.run(install, check=True, timeout=300)
+    return folder / "venv" / "bin" / "kvctl"
+
+
+@pytest.fixture(scope="session")
+def receiver() -> Iterator[OtlpReceiver]:
+    """An OTLP receiver that lives as long as the pair."""
+    with http_receiver() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """State and runtime folders of this run's own, for every kvctl that it starts."""
+    folder = tmp_path_factory.mktemp("kvctl")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("KVCTL_STATE_DIR", str(folder / "state"))
+    patch.setenv("KVCTL_RUNTIME_DIR", str(folder / "run"))
+    yield folder
+    patch.undo()
+
+
+@pytest.fixture(scope="session")
+def pair(tool: Path, receiver: OtlpReceiver, places: Path, engine_python: Path) -> Iterator[Pair]:
+    """Prefill, decode, their relays and the router, ready; stopped at the end of the run."""
+    setting = setting_for("cpu", gpus=0)
+    model = tiny_model(engine_python, log=places / "model.log")
+    prompts = make_prompts(PROMPTS)
+    question = Question(
+        prompts, setting.reference_arguments(), setting.reference_env(), "cpu",
+        pins_of(engine_python),
+    )  # fmt: skip
+    references = reference_answers(
+        question, model=model, python=engine_python, log=places / "reference.log"
+    )
+    plant = places / "plant"
+    base = free_block()
+    content = {
+        "version": 1,
+        "name": "e2e",
+        "model": str(model),
+        "engine": {"python": str(engine_python)},
+        "args": dict(setting.args),
+        "env": {
+            **setting.env,
+            "PYTHONPATH": str(Path(__file__).parent),
+            PLANT_WHEN: str(plant),
+        },
+        "transfer": {"kv_lease_duration": "10s"},
+        "offload": {
+            "host": 2 * setting.host_bytes,
+            "extra": {"spec_name": "PlantingHostSpec", "spec_module_path": "planting_spec"},
+        },
+        "telemetry": {"otlp": {"endpoint": receiver.endpoint, "interval": "500ms"}},
+        "instances": {"prefill": {"role": "prefill"}, "decode": {"role": "decode"}},
+        "ports": {"base": base},
+        "start_timeout": f"{START:.0f}s",
+        "stop_timeout": f"{STOP:.0f}s",
+    }
+    file = places / "e2e.yaml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    before = set(Path("/dev/shm").iterdir())
+    running = Pair(tool, file, "", SERVED_NAME, prompts, references, plant, before)
+    launched = running.run("launch", "-d", str(file), timeout=START + STOP)
+    assert launched.returncode == 0, launched.stdout + launched.stderr
+    running.url = running.record("router")["url"]
+    yield running
+    stopped = running.run("stop", "-p", "e2e", timeout=3 * STOP)
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A failure beside running engines leaves their stacks in the log."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    running = getattr(item, "funcargs", {}).get("pair")
+    if report.failed and running is not None and shutil.which("py-spy"):
+        engines = [each for each in running.records() if each["kind"] == "engine"]
+        print_stacks([pid for each in engines for pid in session_of(each["pid"])])

@@ -1,0 +1,141 @@
+"""The one pair of real engines that the end-to-end tests share, used as an operator would."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvctl.demo.compare import Answer, Comparison, compare
+from kvctl.demo.setting import CPU_BOUND, DEADLINE
+from kvctl.demo.traffic import ask
+from kvctl.sources.feed import read_snapshot
+from kvctl.sources.snapshot import EngineSnapshot
+
+START = 180.0  # seconds
+STOP = 30.0  # seconds
+
+
+@dataclass
+class Pair:
+    """What the tests need of it.
+
+    Attributes:
+        kvctl: the command, of an environment that holds the wheel and no vLLM.
+        state: ``kvctl ps --json``'s view when it was ready.
+        prompts, references: token ids, and what one plain engine answers.
+        plant: the file that makes the next host load wrong (see planting_spec).
+    """
+
+    kvctl: Path
+    file: Path
+    url: str
+    model: str
+    prompts: list[list[int]]
+    references: list[Answer]
+    plant: Path
+    shared_memory_before: set[Path] = field(default_factory=set)
+
+    def run(self, *arguments: str, timeout: float = STOP) -> subprocess.CompletedProcess[str]:
+        """Runs a kvctl command to its end."""
+        return subprocess.run(
+            [self.kvctl, *arguments], capture_output=True, text=True, timeout=timeout
+        )
+
+    def ask(self, prompt: int) -> Comparison:
+        """Sends one prompt through the router and compares the answer with its reference."""
+        answer = ask(self.url, self.prompts[prompt], model=self.model, deadline=DEADLINE)
+        return compare(self.references[prompt], answer, bound=CPU_BOUND)
+
+    def record(self, name: str) -> dict[str, Any]:
+        """The state file's record of one process."""
+        (found,) = (each for each in self.records() if each["name"] == name)
+        return found
+
+    def records(self) -> list[dict[str, Any]]:
+        folder = Path(os.environ["KVCTL_STATE_DIR"]) / "runs" / "e2e"
+        return list(json.loads((folder / "state.json").read_text())["processes"])
+
+    def seen(self, name: str) -> EngineSnapshot:
+        """What an engine says on its feed right now."""
+        return read_snapshot(self.record(name)["feeds"][0], timeout=10)
+
+    def settled(self, name: str) -> EngineSnapshot:
+        """The same, once nothing of it is in flight: the last facts come with a later step."""
+
+        def quiet() -> EngineSnapshot | None:
+            snapshot = self.seen(name)
+            return None if any(each.inflight for each in snapshot.transfers) else snapshot
+
+        return wait_for(quiet, f"{name} has transfers in flight")
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout: float = DEADLINE) -> Any:
+    """Polls until the condition gives something true."""
+    ends = time.monotonic() + timeout
+    while True:
+        if found := condition():
+            return found
+        assert time.monotonic() < ends, f"after {timeout:.0f} s: {what}"
+        time.sleep(0.1)
+
+
+def transfers(snapshot: EngineSnapshot, tier: str, direction: str) -> Any:
+    """The transfers of one tier and direction; None when there were none."""
+    return next((t for t in snapshot.transfers if (t.tier, t.direction) == (tier, direction)), None)
+
+
+def bytes_of(snapshot: EngineSnapshot, tier: str, direction: str) -> int:
+    found = transfers(snapshot, tier, direction)
+    return found.bytes if found else 0
+
+
+def session_of(pid: int) -> list[int]:
+    """Every living process of the session that this process leads."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == pid and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def kill_session(pid: int) -> None:
+    """SIGKILL for a whole tree at once, as an out-of-memory killer or a node's end would."""
+    for member in session_of(pid):
+        os.kill(member, signal.SIGKILL)
+
+
+def print_stacks(pids: Sequence[int]) -> None:
+    """Where each process hangs, for the log of a test that ran into its deadline."""
+    for pid in pids:
+        subprocess.run(["py-spy", "dump", "--pid", str(pid)], timeout=20, check=False)
+
+
+def free_block(size: int = 100) -> int:
+    """The first of `size` ports that are free on loopback, below the ephemeral ones."""
+    for base in range(20_000, 32_000, size):
+        if all(_is_free(port) for port in range(base, base + size)):
+            return base
+    raise AssertionError("no free block of ports")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
