@@ -256,7 +256,7 @@ class Topology(_Strict):
         default=Ports(), description="The block of ports that belongs to the topology."
     )
     start_timeout: Seconds = Field(
-        default=900.0, description="Time for all engines to get ready, model loading included."
+        default=900.0, description="Time for an engine to get ready, model loading included."
     )
     stop_timeout: Seconds = Field(
         default=30.0, description="Time for an engine to end by itself before it is killed."

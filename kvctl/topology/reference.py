@@ -71,9 +71,11 @@ def _words(annotation: Any) -> str:
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin is list:
-        return f"list of {_words(arguments[0])}s"
+        return f"list: {_words(arguments[0])}"
     if origin is dict:
-        return f"mapping of {_words(arguments[0])} to {_words(arguments[1])}"
+        return f"mapping: {_words(arguments[0])} → {_words(arguments[1])}"
+    if annotation is str:
+        return "text"
     return "mapping" if issubclass(annotation, BaseModel) else str(annotation.__name__)
 
 

@@ -23,12 +23,10 @@ def _without_null(value: Any) -> Any:
         return [_without_null(item) for item in value]
     if not isinstance(value, dict):
         return value
-    cleaned = {key: _without_null(item) for key, item in value.items()}
+    cleaned = {key: _without_null(item) for key, item in value.items() if item is not None}
     choices = cleaned.get("anyOf")
     if isinstance(choices, list) and {"type": "null"} in choices:
         choices.remove({"type": "null"})
         if len(choices) == 1:
             cleaned = {**choices[0], **{key: cleaned[key] for key in cleaned if key != "anyOf"}}
-        if cleaned.get("default", 0) is None:
-            del cleaned["default"]
     return cleaned

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvctl.engine.environment import EngineEnvironment
+from kvctl.engine.hardware import visible_gpus
 from kvctl.engine.machine import GIB, look
 from kvctl.topology.free_ports import free_base
 from kvctl.topology.resolved import written_size
@@ -51,7 +49,9 @@ def setting_here(environment: EngineEnvironment | None, *, model: Path | None = 
         UnreachableError: there is no free block of ports.
     """
     on_cpus = environment is not None and environment.platform == "cpu"
-    gpus = () if on_cpus else _gpus()
+    gpus = () if on_cpus else visible_gpus()
+    if environment is not None and not on_cpus and not gpus:
+        gpus = ("0", "1")  # of the machine that the file is for
     python = environment.python if environment else None
     return Setting(
         name=_name(Path.cwd().name),
@@ -90,9 +90,7 @@ def host_bytes(setting: Setting) -> int:
 
 def _model(setting: Setting) -> str:
     if setting.gpus:
-        return (
-            "# A Hugging Face id, or a path (beginning with / or ./).\nmodel: Qwen/Qwen3-0.6B"
-        )  # fmt: skip
+        return "# A Hugging Face id, or a path (beginning with / or ./).\nmodel: Qwen/Qwen3-0.6B"
     if setting.model is not None:
         return (
             "# The tiny model with random weights that kvctl demo has made. Put in your own: a\n"
@@ -134,23 +132,6 @@ def _instances(setting: Setting) -> list[str]:
         replicas = f"replicas: {len(share)}, " if len(share) > 1 else ""
         lines.append(f"  {role}: {{role: {role}, {replicas}gpus: [{', '.join(share)}]}}")
     return lines
-
-
-def _gpus() -> tuple[str, ...]:
-    """The GPUs that this process may use, as CUDA counts them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
-    smi = shutil.which("nvidia-smi")
-    listed = 0
-    if smi:
-        try:
-            done = subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=20)
-            listed = len(re.findall(r"^GPU \d+:", done.stdout, re.MULTILINE))
-        except (OSError, subprocess.TimeoutExpired):
-            pass
-    listed = listed or len(list(Path("/dev").glob("nvidia[0-9]*")))
-    return tuple(map(str, range(listed)))
 
 
 def _name(folder: str) -> str:

@@ -247,8 +247,8 @@ def test_all_errors_at_once_in_the_order_of_the_file() -> None:
     assert lines == [
         "kvctl.yaml has 5 errors",
         (
-            "kvctl.yaml:1:1: name: missing (names the topology on the command line, in paths and in "
-            "telemetry)"
+            "kvctl.yaml:1:1: name: missing (names the topology on the command line, in paths and "
+            "in telemetry)"
         ),
         "kvctl.yaml:1:1: model: missing (what vLLM loads: a Hugging Face id, or a path)",
         'kvctl.yaml:1:1: nmae: unknown key; did you mean "name"?',
