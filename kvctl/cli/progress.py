@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from kvctl.launch.log_lines import last_lines
+from kvctl.launch.log_lines import last_lines, parse
 from kvctl.launch.state import ENDED, ProcessRecord, RunState, log_path
 from kvctl.units import format_seconds
 
@@ -138,4 +138,5 @@ def _saying(state: RunState, record: ProcessRecord) -> str:
         return record.url or ""
     if record.phase in ENDED or not record.pid:
         return (record.cause or "").partition("\n")[0]
-    return next(iter(last_lines(log_path(state.name, record.log), 1, limit=4096)), "")
+    said = last_lines(log_path(state.name, record.log), 1, limit=4096)
+    return parse(said[0]).text.strip() if said else ""

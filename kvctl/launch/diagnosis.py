@@ -73,8 +73,11 @@ def diagnose(log: Path, *, exit_code: int | None, was_ready: bool = False) -> Di
     lines = [parse(line) for line in text.splitlines()]
     said = _cause(_recent(lines) if was_ready else lines)
     how = describe_exit(exit_code)
+    if not said and was_ready and how:
+        # Its last lines would be those of a day's work.
+        return Diagnosis(how, remedy("", text, exit_code))
     if not said:
-        tail = last_lines(log, LINES)
+        tail = [line[:WIDTH] for line in last_lines(log, LINES)]
         said = "last lines of its log:\n" + "\n".join(tail) if tail else "its log is empty"
     cause = f"{how}: {said}" if how else said
     return Diagnosis(cause, remedy(said, text, exit_code))
@@ -103,7 +106,7 @@ def _recent(lines: list[Line]) -> list[Line]:
     return lines
 
 
-@dataclass
+@dataclass(eq=False)
 class _Raised:
     """One exception of a log: its message's lines, and those of the one it came from."""
 
@@ -141,8 +144,11 @@ def _exceptions(lines: Iterable[Line]) -> list[_Raised]:
         block = open_blocks.get(key)
         if line.text.startswith("Traceback (most recent call last):"):
             if line.level in ("", "ERROR", "CRITICAL"):
-                open_blocks[key] = block.next() if block else _Block()
-                found.append(open_blocks[key].raised)
+                following = _Block(after=block)
+                if following.raised.origin and block:
+                    found.remove(block.raised)  # named as the origin of this one
+                open_blocks[key] = following
+                found.append(following.raised)
         elif block and not block.take(line.text):
             del open_blocks[key]
     return [each for each in found if each.message]
@@ -151,13 +157,11 @@ def _exceptions(lines: Iterable[Line]) -> list[_Raised]:
 class _Block:
     """One traceback while it is read: frames first, then the exception's message."""
 
-    def __init__(self, origin: list[str] | None = None) -> None:
-        self.raised = _Raised(origin=origin or [])
-        self._chained = False
-
-    def next(self) -> _Block:
-        """The block of the traceback that follows; part of the same chain if one was announced."""
-        return _Block((self.raised.origin or self.raised.message) if self._chained else None)
+    def __init__(self, *, after: _Block | None = None) -> None:
+        self.raised = _Raised()
+        self._chained: bool = False
+        if after is not None and after._chained:
+            self.raised.origin = after.raised.origin or after.raised.message
 
     def take(self, text: str) -> bool:
         """Takes the next line of the same source; False when the block is over."""

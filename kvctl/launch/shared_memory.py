@@ -8,6 +8,7 @@ noted: weights that an operator keeps in /dev/shm are mapped too, and are not ou
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterable
@@ -39,8 +40,10 @@ def present() -> set[Segment]:
     return found
 
 
-def in_use(pid: int) -> set[Segment]:
-    """The files of /dev/shm that a process has mapped or open.
+def inodes_in_use(pid: int) -> set[int]:
+    """The files of /dev/shm that a process has mapped or open, by inode.
+
+    Not by name: sem_open(3) maps a file under a temporary name, then links it to its own.
 
     Raises:
         OSError: the process is gone, or may not be looked at.
@@ -50,14 +53,13 @@ def in_use(pid: int) -> set[Segment]:
     with (PROC / str(pid) / "maps").open(errors="surrogateescape") as maps:
         for line in maps:
             # address permissions offset device inode path, see proc(5)
-            fields = line.rstrip("\n").split(maxsplit=5)
+            fields = line.split(maxsplit=5)
             if len(fields) == 6 and fields[5].startswith(prefix):
-                found.add(Segment(fields[5].removeprefix(prefix), int(fields[4])))
+                found.add(int(fields[4]))
     for descriptor in (PROC / str(pid) / "fd").iterdir():
         try:
-            target = os.readlink(descriptor)  # noqa: PTH115 - one call an open file of an engine
-            if target.startswith(prefix):
-                found.add(Segment(target.removeprefix(prefix), descriptor.stat().st_ino))
+            if os.readlink(descriptor).startswith(prefix):  # noqa: PTH115 - many, so cheaply
+                found.add(descriptor.stat().st_ino)
         except OSError:
             continue  # closed meanwhile
     return found
@@ -65,13 +67,11 @@ def in_use(pid: int) -> set[Segment]:
 
 def used_by(pids: Iterable[int], among: set[Segment]) -> set[Segment]:
     """Those of `among` that one of the processes has; processes that cannot be read are passed."""
-    found: set[Segment] = set()
+    inodes: set[int] = set()
     for pid in pids:
-        try:
-            found |= in_use(pid) & among
-        except OSError:
-            continue
-    return found
+        with contextlib.suppress(OSError):
+            inodes |= inodes_in_use(pid)
+    return {segment for segment in among if segment.inode in inodes}
 
 
 def remove_unused(
@@ -99,7 +99,7 @@ def remove_unused(
     removed, kept = [], []
     for segment, info in sorted(wanted.items()):
         shared = info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if segment in used or info.st_uid in hidden or (shared and hidden):
+        if segment.inode in used or info.st_uid in hidden or (shared and hidden):
             kept.append(segment)
         elif _unlink(segment):
             removed.append(segment)
@@ -108,13 +108,13 @@ def remove_unused(
     return removed, kept
 
 
-def _everybody(since: int) -> tuple[set[Segment], set[int]]:
-    """What all processes use, and the uids of those that cannot be looked at, without root."""
-    used: set[Segment] = set()
+def _everybody(since: int) -> tuple[set[int], set[int]]:
+    """The inodes that processes use, and the uids (not root) of those that cannot be looked at."""
+    used: set[int] = set()
     hidden: set[int] = set()
     for pid, process in processes().items():
         try:
-            used |= in_use(pid)
+            used |= inodes_in_use(pid)
         except PermissionError:
             if process.started >= since:
                 hidden |= _owner(pid) - {0}

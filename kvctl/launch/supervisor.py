@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 TICK = 0.1  # s between two looks at the processes
 LOOK = 2.0  # s between two looks at their sessions and shared memory
+# s within which a second signal is the same request: a terminal that goes away signals the
+# session and its foreground group, and make or a shell passes on what the terminal sent too.
+SAME_REQUEST = 0.5
 
 Watcher = Callable[[RunState], None]
 
@@ -63,6 +66,7 @@ class Supervisor:
         state.processes = [instance.record for instance in self._instances]
         self._saved = b""
         self._signum: int | None = None
+        self._asked_at = 0.0
         self._wake = asyncio.Event()
         self._hurry = asyncio.Event()
         self._next_look = 0.0
@@ -91,10 +95,12 @@ class Supervisor:
             raise
 
     def _on_signal(self, signum: int) -> None:
-        if self._signum is not None:
-            self._hurry.set()  # asked twice: no more patience
-        self._signum = self._signum or signum
-        self._wake.set()
+        now = time.monotonic()
+        if self._signum is None:
+            self._signum, self._asked_at = signum, now
+            self._wake.set()
+        elif signum != signal.SIGHUP and now - self._asked_at > SAME_REQUEST:
+            self._hurry.set()  # asked again: no more patience
 
     # Starting
 

@@ -28,7 +28,7 @@ options.add_argument("--feed", default="", help="a socket to listen on and to le
 options.add_argument("--order", default="", help="a file that start and end are appended to")
 options.add_argument("--linger", type=float, default=0.0, help="s between SIGTERM and the end")
 options.add_argument("--beat", type=float, default=0.0, help="s between two lines of output")
-told = options.parse_args()
+told, _ = options.parse_known_args()  # vLLM's own flags are passed over
 name = os.environ.get("KVCTL_PROCESS", "").rpartition(":")[2]
 
 
@@ -55,9 +55,14 @@ for _ in range(told.children):
     stubborn = "import signal; signal.signal(15, signal.SIG_IGN)\nwhile True: signal.pause()"
     subprocess.Popen([sys.executable, "-S", "-c", stubborn])
 if told.shm:
-    with Path("/dev/shm", told.shm).open("w+b") as file:
+    # A new one as sem_open makes it: mapped under another name than the one that stays.
+    target = Path("/dev/shm", told.shm)
+    draft = target if target.exists() else target.with_name(f"{told.shm}-draft")
+    with draft.open("a+b") as file:
         file.truncate(4096)
         kept = mmap.mmap(file.fileno(), 4096)
+    if draft != target:
+        draft.rename(target)
 if told.feed:
     feed = socket.socket(socket.AF_UNIX)
     feed.bind(told.feed)

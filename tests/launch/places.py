@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import secrets
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvctl.launch import procfs
+from kvctl.launch import ports, procfs
 from kvctl.launch.state import RunState, load
 
 HERE = Path(__file__).parent
@@ -33,6 +34,14 @@ def until(what: str, done: Callable[[], Any]) -> Any:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
+
+
+def free_block(size: int = 50) -> int:
+    """The first of so many neighbouring free ports, below those that the kernel gives out."""
+    for base in random.sample(range(10000, 30000, 100), 50):
+        if all(ports.refusal("127.0.0.1", port) is None for port in range(base, base + size)):
+            return base
+    raise AssertionError("no free block of ports")
 
 
 class Place:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
 from places import Place, until
+
+from kvctl.launch.supervisor import SAME_REQUEST
 
 CRASH = """\
 (APIServer pid=7) INFO 11-30 19:24:13 [api.py:1] starting
@@ -102,7 +105,11 @@ def test_a_second_ctrl_c_kills_at_once(place: Place) -> None:
     running = place.start(plan, "launch")
     until("ready", lambda: "fake is ready" in (running.stdout.readline() if running.stdout else ""))
     running.send_signal(signal.SIGINT)
-    until("stopping", lambda: place.state().processes[0].phase == "stopping")
+    running.send_signal(signal.SIGINT)  # at once: taken for the same request
+    time.sleep(SAME_REQUEST + 0.2)
+    running.send_signal(signal.SIGHUP)  # as from a terminal that goes away
+    time.sleep(0.2)
+    assert place.state().processes[0].phase == "stopping"
     running.send_signal(signal.SIGINT)
     running.communicate(timeout=20)
     assert running.returncode == 130
