@@ -25,6 +25,8 @@ SHARED_MEMORY = GIB  # each of two engines maps rings of 160 + 240 MiB, and UCX 
 MEMORY = 6 * GIB
 CORES = 2  # NIXL's progress thread spins on one of them
 
+HEADER = ("", "found", "needed", "")
+
 # Shared libraries that the wheels link but do not bring, and the Debian package of each.
 LIBRARIES = {"libnuma.so.1": "libnuma1", "libstdc++.so.6": "libstdc++6", "libz.so.1": "zlib1g"}
 
@@ -57,11 +59,6 @@ class Check:
     needed: str
     state: Literal["ok", "install", "warning", "missing"]
     remedy: str = ""
-
-    def line(self) -> str:
-        """``what  found  needed  ok``, or what to do instead of ok."""
-        verdict = "ok" if self.state == "ok" else f"{self.state}: {self.remedy}"
-        return f"  {self.what:<10} {self.found:<34} {self.needed:<28} {verdict}"
 
 
 def look(folder: Path) -> Machine:
@@ -101,6 +98,20 @@ def check(machine: Machine, *, disk: int, engine: bool) -> list[Check]:
             _check_libraries(machine),
         ]
     return checks
+
+
+def table(checks: list[Check]) -> str:
+    """The list as a person reads it: what, found, needed, and ok or what to do."""
+    rows = [
+        (one.what, one.found, one.needed, "ok" if one.state == "ok" else one.state.upper())
+        for one in checks
+    ]
+    widths = [max(len(cell) for cell in column) for column in zip(HEADER, *rows, strict=True)]
+    remedies = ["", *(f": {one.remedy}" if one.remedy else "" for one in checks)]
+    return "\n".join(
+        "  " + "  ".join(map(str.ljust, row, widths)).rstrip() + remedy
+        for row, remedy in zip([HEADER, *rows], remedies, strict=True)
+    )
 
 
 def apt_packages(machine: Machine, checks: list[Check]) -> list[str]:

@@ -81,7 +81,8 @@ def describe(line: str) -> str | None:
         return f"looking for {words[1].split('==')[0]}"
     if words[0] in ("Downloading", "Processing") and len(words) > 1:
         file = words[1].rsplit("/", 1)[-1].split(".whl")[0]
-        return f"{words[0].lower()} {file} {' '.join(words[2:])}".rstrip()
+        size = " ".join(words[2:]) if words[-1] in ("kB)", "MB)", "GB)") else ""
+        return f"{words[0].lower()} {file} {size}".rstrip()
     if words[0] == "Progress" and len(words) == 4 and words[3].isdigit():
         return f"downloading {int(words[1]) / 1e6:.0f} of {int(words[3]) / 1e6:.0f} MB"
     if line.startswith("Installing collected packages:"):

@@ -4,27 +4,27 @@
 
 "engine" is the CPU or the CUDA engine, by the hardware that is found; ``KVCTL_ENGINE=cpu`` or
 ``cuda`` decides otherwise, and ``KVCTL_ENGINE_PYTHON`` says that there is an engine already, so
-that none is installed.
+that none is installed. All that is said goes to stderr.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ensurepip
 import errno
 import fcntl
 import os
+import re
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from kvctl.engine import steps as plans
 from kvctl.engine.hardware import has_nvidia_gpu
-from kvctl.engine.machine import Machine, apt_packages, base_python, check, look
+from kvctl.engine.machine import apt_packages, base_python, check, look, table
 from kvctl.engine.programs import run
 from kvctl.engine.progress import Progress
 from kvctl.engine.steps import Place, Step
@@ -32,7 +32,6 @@ from kvctl.errors import Exit, InstanceError, KvctlError, UsageError
 
 ENGINE = "KVCTL_ENGINE"
 PARTS = ("engine", "cpu", "cuda", "tool", "router", "dev")
-LOCK = "setup.lock"
 SOURCE = Path(__file__).resolve().parents[2]  # the clone, where this file lies in one
 
 
@@ -71,9 +70,11 @@ def _provision(arguments: list[str]) -> None:
     due = place.due(steps)
     if due:
         plans.refuse_foreign(folder)
-    _check_machine(place, due, engine=bool(why), why=why)
-    if due:
+    packages = _check_machine(place, due, engine=why)
+    if due or packages:
         with _locked(folder) as lock:
+            if packages:
+                _apt_install(place, packages)
             # Somebody else may have done some of it while we waited.
             _install(place, place.due(steps), lock)
 
@@ -106,35 +107,39 @@ def _resolve_engine(parts: set[str], environ: Mapping[str, str]) -> tuple[set[st
             raise UsageError(f"{ENGINE}={chosen}: it is cpu or cuda")
         return rest | {chosen}, f"{chosen}, as {ENGINE} says"
     if has_nvidia_gpu():
-        return rest | {"cuda"}, f"cuda, as there is an NVIDIA GPU ({ENGINE}=cpu for the other)"
-    return rest | {"cpu"}, f"cpu, as there is no NVIDIA GPU ({ENGINE}=cuda for the other)"
+        return rest | {"cuda"}, f"cuda, as there is an NVIDIA GPU ({ENGINE}=cpu for the other one)"
+    return rest | {"cpu"}, f"cpu, as there is no NVIDIA GPU ({ENGINE}=cuda for the other one)"
 
 
-def _check_machine(place: Place, due: list[Step], *, engine: bool, why: str) -> None:
-    """Prints the list, if anything is to be done or is wrong; installs system packages.
+def _check_machine(place: Place, due: list[Step], *, engine: str) -> list[str]:
+    """Prints the list, if anything is to be done or is wrong.
+
+    Args:
+        engine: which one and why; empty if none is to run here.
+
+    Returns:
+        Debian packages that are to be installed.
 
     Raises:
         InstanceError: something is missing that only the operator can give.
     """
     machine = look(place.folder)
-    checks = check(machine, disk=sum(step.disk for step in due), engine=engine)
+    checks = check(machine, disk=sum(step.disk for step in due), engine=bool(engine))
     if not due and all(one.state == "ok" for one in checks):
         _say(f"{place.folder} is complete")
-        return
+        return []
     _say("what is needed here")
-    for one in checks:
-        print(one.line(), file=sys.stderr)
-    if why:
-        print(f"  engine     {why}", file=sys.stderr)
+    print(table(checks), file=sys.stderr)
+    if engine:
+        print(f"  the engine is {engine}", file=sys.stderr, flush=True)
     if missing := [one.what for one in checks if one.state == "missing"]:
-        raise InstanceError(f"cannot go on: {', '.join(missing)}", hint="see the list above")
-    if packages := apt_packages(machine, checks):
-        _apt_install(place, machine, packages)
+        raise InstanceError(
+            f"cannot go on without: {', '.join(missing)}", hint="see the list above"
+        )
+    return apt_packages(machine, checks)
 
 
-def _apt_install(place: Place, machine: Machine, packages: list[str]) -> None:
-    """Installs Debian packages, then looks whether that helped."""
-    (place.folder / plans.STAMPS).mkdir(parents=True, exist_ok=True)
+def _apt_install(place: Place, packages: list[str]) -> None:
     log = place.folder / "setup-apt.log"
     environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
     progress = Progress(1)
@@ -151,19 +156,14 @@ def _install(place: Place, due: list[Step], lock: int) -> None:
     for step in due:
         progress.begin(step.title)
         if step.environment == place.folder and step.creates:
-            plans.clear(place.folder, keep=(LOCK,))
+            plans.clear(place.folder, keep=(plans.LOCK,))
         place.begin(step)
         log = place.folder / f"setup-{step.name}.log"
         log.unlink(missing_ok=True)
         temporary.mkdir(parents=True, exist_ok=True)
         for command in _commands(place, step):
-            run(
-                command,
-                log=log,
-                show=progress.update,
-                env=_environ(temporary),
-                keep_open=(lock,),
-            )
+            show = _counting(step.environment, progress.update)
+            run(command, log=log, show=show, env=_environ(temporary), keep_open=(lock,))
         shutil.rmtree(temporary, ignore_errors=True)
         place.mark_done(step)
         progress.end()
@@ -179,15 +179,32 @@ def _commands(place: Place, step: Step) -> Iterator[list[str]]:
         # -I: no PYTHONPATH and no user's packages, so that the same is installed everywhere.
         yield [str(place.python), "-I", "-m", "venv", str(step.environment)]
     plans.drop_half_installed(step.environment)
-    python = str(step.environment / "bin" / "python")
+    pip = [str(step.environment / "bin" / "python"), "-I", "-m", "pip", "install"]
     for arguments in step.pip:
-        yield [python, "-I", "-m", "pip", "install", "--progress-bar", _progress_bar(), *arguments]
+        yield [*pip, "--progress-bar", _progress_bar(step.environment), *arguments]
 
 
-def _progress_bar() -> str:
+def _counting(environment: Path, show: Callable[[str], None]) -> Callable[[str], None]:
+    """Adds to pip's "installing 147 packages", which lasts a minute, how many are there by now."""
+    before: int | None = None
+
+    def shown(activity: str) -> None:
+        nonlocal before
+        if activity.startswith("installing "):
+            there = sum(1 for _ in environment.glob("lib/python3.*/site-packages/*.dist-info"))
+            before = there if before is None else before
+            activity += f", {there - before} done"
+        show(activity)
+
+    return shown
+
+
+def _progress_bar(environment: Path) -> str:
     """pip 24.1 and later can print plain figures of a download."""
-    version = tuple(int(part) for part in ensurepip.version().split(".")[:2])
-    return "raw" if version >= (24, 1) else "off"
+    for pip in environment.glob("lib/python3.*/site-packages/pip-*.dist-info"):
+        if (version := re.match(r"pip-(\d+)\.(\d+)", pip.name)) is not None:
+            return "raw" if (int(version[1]), int(version[2])) >= (24, 1) else "off"
+    return "off"
 
 
 def _environ(temporary: Path) -> dict[str, str]:
@@ -202,8 +219,8 @@ def _environ(temporary: Path) -> dict[str, str]:
 def _locked(folder: Path) -> Iterator[int]:
     """One set-up at a time. The programs that it runs inherit the lock: one that was orphaned by
     a SIGKILL is waited for as well."""
-    (folder / plans.STAMPS).mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / plans.LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
