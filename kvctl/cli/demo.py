@@ -41,7 +41,9 @@ def demo(
     from kvctl.demo.prompts import DEFAULT_COUNT
     from kvctl.demo.run import run
 
-    signal.signal(signal.SIGTERM, _terminate)
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) != signal.SIG_IGN:  # nohup
+            signal.signal(signum, _terminate)
     outcome = run(
         count=DEFAULT_COUNT if prompts is None else prompts,
         engine=engine,
@@ -65,9 +67,9 @@ def demo(
     return Exit.FINDINGS if outcome.report.problems() else Exit.OK
 
 
-def _terminate(_signum: int, _frame: FrameType | None) -> NoReturn:
+def _terminate(signum: int, _frame: FrameType | None) -> NoReturn:
     # As an exception, so that whatever runs at this moment is ended on the way out.
-    sys.exit(Exit.TERMINATED)
+    sys.exit(128 + signum)
 
 
 def _print(report: Report) -> None:

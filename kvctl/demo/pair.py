@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +11,11 @@ from kvctl.demo.setting import Setting
 from kvctl.demo.steps import Display
 from kvctl.demo.topology_file import NAME, topology_text
 from kvctl.engine.environment import EngineEnvironment
-from kvctl.errors import UsageError
+from kvctl.errors import KvctlError, UnreachableError, UsageError
 from kvctl.launch.connector_copy import lay_connector
 from kvctl.launch.ending import stop_run
 from kvctl.launch.launching import launch
-from kvctl.launch.state import load, state_dir
+from kvctl.launch.state import STATE_DIR, load, state_dir
 from kvctl.topology.free_ports import free_base
 from kvctl.topology.load import load as load_topology
 from kvctl.topology.plan import Plan, make_plan
@@ -55,38 +56,57 @@ def refuse_second() -> None:
         )
 
 
-def start_pair(
-    setting: Setting, *, model: Path, engine: EngineEnvironment, display: Display
-) -> tuple[int, Pair | None]:
-    """Launches the pair and waits until it is ready.
+@contextlib.contextmanager
+def running_pair(
+    setting: Setting, *, model: Path, engine: EngineEnvironment, keep: bool, display: Display
+) -> Iterator[tuple[int, Pair | None]]:
+    """Launches the pair, waits until it is ready, and stops it at the end of the block.
 
-    Returns:
-        The exit code, and the pair if that is 0; otherwise a signal ended the launch.
+    The block gets the exit code of the launch and, if that is 0, the pair; with another code a
+    signal has ended the launch.
+
+    Args:
+        keep: let the pair run on after a block that raised nothing.
 
     Raises:
-        KvctlError: it did not get ready, and nothing of it runs any more.
+        KvctlError: it did not get ready, and nothing of it runs any more; or it does not end.
     """
     file = demo_folder() / "kvctl.yaml"
-    file.parent.mkdir(parents=True, exist_ok=True)
     text = topology_text(setting, model=model, python=engine.python, base=free_base())
-    file.write_text(text)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    except OSError as error:
+        raise UnreachableError(
+            f"the topology cannot be written: {file}: {error.strerror}",
+            hint=f"free space there, or set {STATE_DIR} to a folder that can be written",
+        ) from error
     topology = load_topology(str(file), text=text)
     plan = make_plan(topology, engine=engine, connector_path=lay_connector())
+    stop = True
+    try:
+        try:
+            code = _launch(plan, text, display)
+        except KvctlError:
+            stop = False  # nothing runs, or what runs was started by another kvctl
+            raise
+        yield code, None if code else _pair(plan, file)
+        stop = not keep
+    finally:
+        if stop:
+            _stop(display)
+
+
+def _launch(plan: Plan, text: str, display: Display) -> int:
     with display.processes() as watcher:
-        code = launch(
+        return launch(
             plan, text=text, detach=True, watcher=watcher, log_watcher=display.supervisor_log
         )
-    return code, None if code else _pair(plan, file)
 
 
-def stop_pair(display: Display) -> None:
-    """Ends the pair, whatever of it runs.
-
-    Raises:
-        InstanceError: something does not end.
-    """
+def _stop(display: Display) -> None:
     state = load(NAME)
-    if state:
+    if state and state.running():
         with display.processes(state) as watcher:
             stop_run(state, [], watcher)
 

@@ -11,13 +11,13 @@ from kvctl.demo import prompts as demo_prompts
 from kvctl.demo import setting as demo_setting
 from kvctl.demo.compare import Answer, compare
 from kvctl.demo.model import SERVED_NAME, tiny_model
-from kvctl.demo.pair import Pair, demo_folder, refuse_second, start_pair, stop_pair
+from kvctl.demo.pair import Pair, demo_folder, refuse_second, running_pair
 from kvctl.demo.reference import Question, pins_of, reference_answers
 from kvctl.demo.report import Report, make_report
 from kvctl.demo.setting import Setting, setting_for
 from kvctl.demo.steps import Display, Say
 from kvctl.demo.traffic import Exchange, send_all
-from kvctl.engine.environment import EngineEnvironment, find, nixl_remedy
+from kvctl.engine.environment import PINS, ROUTER, EngineEnvironment, find, nixl_remedy
 from kvctl.engine.hardware import visible_gpus
 from kvctl.errors import InstanceError, UnreachableError, UsageError
 from kvctl.sources.feed import Watch
@@ -31,7 +31,7 @@ class Outcome:
     """What a demo came to.
 
     Attributes:
-        code: set when a signal ended the launch; there is no report then.
+        code: of the launch; not 0 when a signal ended it: then there is no report.
         seconds: that each step took.
     """
 
@@ -79,29 +79,30 @@ def run(*, count: int, engine: str | None, keep: bool, display: Display) -> Outc
             question, model=model, python=python, log=log / "reference.log"
         )
     began = time.monotonic()
-    outcome.code, outcome.pair = start_pair(
-        setting, model=model, engine=environment, display=display
-    )
-    outcome.seconds["start"] = time.monotonic() - began
-    if outcome.pair is None:
-        return outcome
-    kept = False
-    try:
-        with _step(display, outcome, "traffic") as say:
-            outcome.report = _measure(outcome.pair, setting, prompts, expected, say)
-        kept = keep
-    finally:
-        if not kept:
-            stop_pair(display)
+    with running_pair(setting, model=model, engine=environment, keep=keep, display=display) as (
+        outcome.code,
+        outcome.pair,
+    ):
+        outcome.seconds["start"] = time.monotonic() - began
+        if outcome.pair:
+            with _step(display, outcome, "traffic") as say:
+                outcome.report = _measure(outcome.pair, setting, prompts, expected, say)
     return outcome
 
 
 def _environment(engine: str | None) -> EngineEnvironment:
+    """The engine's environment; what a launch would miss in it is said before anything runs."""
     environment = find(engine)
     if environment.nixl is None:
         raise UnreachableError(
             f"the environment of {environment.python} has vLLM and no NIXL",
             hint=nixl_remedy(environment),
+        )
+    if environment.router is None:
+        raise UnreachableError(
+            "there is no program vllm-router",
+            hint=f"install it in an environment of its own (pip install -r {PINS / 'router.txt'}) "
+            f"and name the program by {ROUTER}",
         )
     return environment
 
