@@ -59,7 +59,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def pair(tool: Path, receiver: OtlpReceiver, places: Path, engine_python: Path) -> Iterator[Pair]:
     """Prefill, decode, their relays and the router, ready; stopped at the end of the run."""
-    setting = setting_for("cpu", gpus=0)
+    setting = setting_for("cpu", gpus=())
     model = tiny_model(engine_python, log=places / "model.log")
     prompts = make_prompts(PROMPTS)
     question = Question(
