@@ -12,6 +12,18 @@ import time
 from typing import TextIO
 
 HEARTBEAT = 20.0  # seconds between two plain lines of one step
+ERASE = "\r\x1b[2K"
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """A line that stays; on a terminal, in the place of one that was being rewritten."""
+    stream = stream or sys.stderr
+    print(f"{ERASE if is_live(stream) else ''}{text}", file=stream, flush=True)
+
+
+def is_live(stream: TextIO) -> bool:
+    """Whether a line can be rewritten there."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 class Progress:
@@ -19,24 +31,18 @@ class Progress:
 
     def __init__(self, steps: int, *, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
-        self._live = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._live = is_live(self._stream)
         self._steps = steps
         self._step = 0
         self._title = ""
         self._started = self._said = time.monotonic()
 
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        self._erase()
-        print(text, file=self._stream, flush=True)
-
-    def begin(self, title: str) -> None:
-        """The next step begins."""
+    def begin(self, title: str, detail: str = "") -> None:
+        """The next step begins; `detail` is said once, `title` with everything."""
         self._step += 1
         self._title = title
         self._started = self._said = time.monotonic()
-        if not self._live:
-            self.say(f"[{self._step}/{self._steps}] {title} …")
+        say(f"[{self._step}/{self._steps}] {title}{detail and f': {detail}'} …", self._stream)
 
     def update(self, activity: str) -> None:
         """What the step does now; call it often, it limits itself."""
@@ -44,21 +50,16 @@ class Progress:
         if self._live:
             line = f"[{self._step}/{self._steps}] {self._title} · {self._elapsed()} · {activity}"
             width = shutil.get_terminal_size().columns - 1
-            self._erase()
-            self._stream.write(line[:width])
+            self._stream.write(ERASE + line[:width])
             self._stream.flush()
         elif now - self._said >= HEARTBEAT:
             self._said = now
-            self.say(f"      {self._elapsed()}  {activity}")
+            say(f"      {self._elapsed()}  {activity}", self._stream)
 
     def end(self) -> None:
         """The step is done."""
-        self.say(f"[{self._step}/{self._steps}] {self._title}: done in {self._elapsed()}")
+        say(f"[{self._step}/{self._steps}] {self._title}: done in {self._elapsed()}", self._stream)
 
     def _elapsed(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self._started), 60)
         return f"{minutes}:{seconds:02}"
-
-    def _erase(self) -> None:
-        if self._live:
-            self._stream.write("\r\x1b[2K")

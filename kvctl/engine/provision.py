@@ -26,7 +26,7 @@ from kvctl.engine import steps as plans
 from kvctl.engine.hardware import has_nvidia_gpu
 from kvctl.engine.machine import apt_packages, base_python, check, look, table
 from kvctl.engine.programs import run
-from kvctl.engine.progress import Progress
+from kvctl.engine.progress import Progress, say
 from kvctl.engine.steps import Place, Step
 from kvctl.errors import Exit, InstanceError, KvctlError, UsageError
 
@@ -129,9 +129,9 @@ def _check_machine(place: Place, due: list[Step], *, engine: str) -> list[str]:
         _say(f"{place.folder} is complete")
         return []
     _say("what is needed here")
-    print(table(checks), file=sys.stderr)
+    say(table(checks))
     if engine:
-        print(f"  the engine is {engine}", file=sys.stderr, flush=True)
+        say(f"  the engine is {engine}")
     if missing := [one.what for one in checks if one.state == "missing"]:
         raise InstanceError(
             f"cannot go on without: {', '.join(missing)}", hint="see the list above"
@@ -143,7 +143,7 @@ def _apt_install(place: Place, packages: list[str]) -> None:
     log = place.folder / "setup-apt.log"
     environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
     progress = Progress(1)
-    progress.begin(f"system packages ({', '.join(packages)})")
+    progress.begin("system packages", ", ".join(packages))
     for arguments in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
         run(["apt-get", *arguments], log=log, show=progress.update, env=environ)
     progress.end()
@@ -152,23 +152,30 @@ def _apt_install(place: Place, packages: list[str]) -> None:
 def _install(place: Place, due: list[Step], lock: int) -> None:
     began = time.monotonic()
     progress = Progress(len(due))
-    temporary = place.folder / plans.STAMPS / "tmp"  # pip unpacks there: on the disk we checked
     for step in due:
-        progress.begin(step.title)
+        progress.begin(step.title, step.detail)
         if step.environment == place.folder and step.creates:
             plans.clear(place.folder, keep=(plans.LOCK,))
         place.begin(step)
-        log = place.folder / f"setup-{step.name}.log"
-        log.unlink(missing_ok=True)
-        temporary.mkdir(parents=True, exist_ok=True)
-        for command in _commands(place, step):
-            show = _counting(step.environment, progress.update)
-            run(command, log=log, show=show, env=_environ(temporary), keep_open=(lock,))
-        shutil.rmtree(temporary, ignore_errors=True)
+        _run_all(place, step, progress, lock)
         place.mark_done(step)
         progress.end()
     minutes, seconds = divmod(round(time.monotonic() - began), 60)
     _say(f"{place.folder} is complete, after {minutes}:{seconds:02}")
+
+
+def _run_all(place: Place, step: Step, progress: Progress, lock: int) -> None:
+    log = place.folder / f"setup-{step.name}.log"
+    log.unlink(missing_ok=True)
+    temporary = place.folder / plans.STAMPS / "tmp"  # pip unpacks there: on the disk we checked
+    shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
+    temporary.mkdir(parents=True)
+    show = _counting(step.environment, progress.update)
+    try:
+        for command in _commands(place, step):
+            run(command, log=log, show=show, env=_environ(temporary), keep_open=(lock,))
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _commands(place: Place, step: Step) -> Iterator[list[str]]:
@@ -240,4 +247,4 @@ def _stop(number: int, _frame: object) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"kvctl set-up: {text}", file=sys.stderr, flush=True)
+    say(f"kvctl set-up: {text}")

@@ -39,6 +39,7 @@ class Step:
 
     name: str
     title: str
+    detail: str  # what exactly, in a few words
     environment: Path  # where it is installed
     creates: bool  # whether the environment is made anew first
     pip: tuple[tuple[str, ...], ...]
@@ -128,7 +129,8 @@ def plan(place: Place, parts: set[str], source: Path | None) -> list[Step]:
         steps.append(
             Step(
                 "tool",
-                "kvctl itself",
+                "kvctl",
+                "itself, from this clone",
                 folder,
                 creates=False,
                 pip=(("-r", str(tool)), ("--no-deps", "-e", str(source))),
@@ -141,7 +143,8 @@ def plan(place: Place, parts: set[str], source: Path | None) -> list[Step]:
         steps.append(
             Step(
                 "router",
-                f"router ({named(pins)})",
+                "router",
+                named(pins),
                 router,
                 creates=True,
                 pip=(("-r", str(pins)),),
@@ -155,6 +158,7 @@ def plan(place: Place, parts: set[str], source: Path | None) -> list[Step]:
             Step(
                 "dev",
                 "test tools",
+                named(pins),
                 folder,
                 creates=False,
                 pip=(("-r", str(pins)),),
@@ -216,7 +220,8 @@ def _engine(folder: Path, name: str, more: tuple[str, ...]) -> Step:
     shown = named(second) if name == "cpu" else f"{named(first)}, {named(second)}"
     return Step(
         name,
-        f"{ENGINES[name]} ({shown})",
+        ENGINES[name],
+        shown,
         folder,
         creates=False,
         pip=(("-r", str(first)), ("--no-deps", "-r", str(second), *more)),
