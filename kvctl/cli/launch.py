@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -66,7 +67,9 @@ def launch(
         if state.phase == "running" and not said:
             progress.close(state)
             said.append(state.run_id)
-            print(_summary(state, detach), flush=True)
+            # Whoever read our output may be gone: that must not end what runs.
+            with contextlib.suppress(OSError):
+                print(_summary(state, detach), flush=True)
 
     try:
         return run(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from kvctl import __version__
 from kvctl.errors import Exit, InstanceError, KvctlError
 from kvctl.launch import procfs, requests, stopping
+from kvctl.launch.diagnosis import describe_exit
 from kvctl.launch.lock import RunLock, take
 from kvctl.launch.preflight import check
 from kvctl.launch.process import RUN_ID
@@ -53,8 +54,7 @@ def launch(
         state = _first_state(plan, lock, text)
         assert lock  # the checks let no second launch pass
         if detach:
-            child = _fork(plan, state, lock, log_watcher)
-            return _follow(plan.name, child, watcher)
+            return _detached(plan.name, lambda: _fork(plan, state, lock, log_watcher), watcher)
         code = supervise(plan, state, watcher)
     finally:
         if lock:
@@ -105,6 +105,8 @@ def _fork(plan: Plan, state: RunState, lock: RunLock, log_watcher: Callable[[], 
         return child
     code: int = Exit.BUG
     try:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_DFL)
         os.setsid()
         if log.exists():
             log.replace(log.with_name(f"{log.name}.1"))
@@ -123,36 +125,49 @@ def _fork(plan: Plan, state: RunState, lock: RunLock, log_watcher: Callable[[], 
         os._exit(code)
 
 
-def _follow(name: str, child: int, watcher: Watcher) -> int:
+def _detached(name: str, fork: Callable[[], int], watcher: Watcher) -> int:
     """Shows a detached launch until it is ready or has ended. Ctrl-C here stops it there."""
     asked: list[int] = []
+    child = 0
 
     def pass_on(signum: int, _frame: FrameType | None) -> None:
         asked.append(signum)
-        os.kill(child, signal.SIGTERM)  # our own child, not collected yet: the pid is its
+        if child:
+            os.kill(child, signal.SIGTERM)  # our own child, not collected yet: the pid is its
 
     before = {signum: signal.signal(signum, pass_on) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
-        while True:
-            ended, status = os.waitpid(child, os.WNOHANG)
-            state = load(name)
-            if state:
-                watcher(state)
-                if state.phase == "running" and not ended and not asked:
-                    return Exit.OK
-            if ended:
-                break
-            time.sleep(FOLLOW)
+        child = fork()
+        if asked:
+            os.kill(child, signal.SIGTERM)
+        status = _follow(name, child, watcher, asked)
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
     if asked:
         return 128 + asked[0]
+    if status is None:
+        return Exit.OK
     code = os.waitstatus_to_exitcode(status)
+    state = load(name)
     if state is None or code < 0 or (code and not state.cause):
         raise InstanceError(
-            f"the supervisor of {name} ended unexpectedly ({code})",
+            f"the supervisor of {name} ended unexpectedly ({describe_exit(code)})",
             hint=f"see {log_path(name, SUPERVISOR_LOG)}; "
             f"kvctl stop -p {name} ends what it left behind",
         )
     return _outcome(state, code)
+
+
+def _follow(name: str, child: int, watcher: Watcher, asked: list[int]) -> int | None:
+    """Shows the state of a launch; returns the wait status of its supervisor, None when ready."""
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        state = load(name)
+        if state:
+            watcher(state)
+            if state.phase == "running" and not ended and not asked:
+                return None
+        if ended:
+            return status
+        time.sleep(FOLLOW)

@@ -122,8 +122,15 @@ class Instance:
         if self.process.url:
             self._probe = asyncio.create_task(self._become_ready(self.process.url))
 
-    def ended(self) -> int | None:
-        """Its exit code as subprocess gives it, once it has ended; collects the zombie."""
+    def has_ended(self) -> bool:
+        """True once it has ended, whether or not it was collected."""
+        if self._popen is None or self._popen.returncode is not None:
+            return self._popen is not None
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self._popen.pid, flags) is not None
+
+    def collect(self) -> int | None:
+        """Its exit code as subprocess gives it, once it has ended; ends the zombie."""
         return self._popen.poll() if self._popen else None
 
     def read_log(self) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 TICK = 0.1  # s between two looks at the processes
 LOOK = 2.0  # s between two looks at their sessions and shared memory
+SAVE_AGAIN = 10.0  # s after a state that could not be written
 # s within which a second signal is the same request: a terminal that goes away signals the
 # session and its foreground group, and make or a shell passes on what the terminal sent too.
 SAME_REQUEST = 0.5
@@ -65,6 +66,7 @@ class Supervisor:
         self._instances = [Instance(process, self._folder) for process in plan.processes]
         state.processes = [instance.record for instance in self._instances]
         self._saved = b""
+        self._next_save = 0.0
         self._signum: int | None = None
         self._asked_at = 0.0
         self._wake = asyncio.Event()
@@ -119,7 +121,7 @@ class Supervisor:
                     self._save()
             while any(each.booting for each in stage):
                 await self._tick()
-                for instance in stage:
+                for instance in self._instances:
                     self._check_boot(instance)
         # A last look, so that what a launch promises is in the state when it says "ready".
         self._look()
@@ -199,8 +201,12 @@ class Supervisor:
     def _collect(self, instance: Instance) -> None:
         """Notes the end of a process that nobody asked to end."""
         record = instance.record
-        code = instance.ended()
-        if code is None or record.phase in ENDED or record.phase == "stopping":
+        if record.phase in ENDED or record.phase == "stopping" or not instance.has_ended():
+            return
+        # While it is a zombie its session cannot be mistaken: whoever is in it is noted now.
+        instance.remember(procfs.processes(), shared_memory.present())
+        code = instance.collect()
+        if code is None:
             return
         record.exit_code = code if code >= 0 else 128 - code
         if record.kind == "relay" and code == 0:
@@ -247,7 +253,7 @@ class Supervisor:
         stopping.sweep(records)
 
     def _note_exit(self, instance: Instance) -> None:
-        code = instance.ended()
+        code = instance.collect()
         if code is not None and instance.record.exit_code is None:
             instance.record.exit_code = code if code >= 0 else 128 - code
         instance.close()
@@ -263,15 +269,16 @@ class Supervisor:
     def _save(self) -> None:
         """Writes the state if it has changed. A full disk must not end what runs."""
         now = msgspec.json.encode(self._state)
-        if now == self._saved:
+        if now == self._saved or time.monotonic() < self._next_save:
             return
         try:
             save(self._state)
+            self._saved = now
         except KvctlError as error:
             if self._state.phase == "starting":
                 raise
             print(error, file=sys.stderr, flush=True)
-        self._saved = now
+            self._next_save = time.monotonic() + SAVE_AGAIN
 
     # Ending
 
@@ -316,6 +323,7 @@ class Supervisor:
             pids = ", ".join(str(identity.pid) for identity in left)
             self._state.cause = self._state.cause or f"these processes do not end: {pids}"
         self._state.phase = "failed" if failed or left else "stopped"
+        self._next_save = 0.0
         with contextlib.suppress(KvctlError):
             self._save()
         self._watcher(self._state)

@@ -86,7 +86,7 @@ def test_everything_is_said_at_once(place: Place) -> None:
 def test_shared_memory_that_is_too_small(place: Place) -> None:
     info = os.statvfs(shared_memory.SHM)
     engines = info.f_bavail * info.f_frsize // RINGS + 1
-    processes = [place.engine(f"prefill-{number}") for number in range(engines)]
+    processes = [{**place.engine(f"prefill-{number}"), "ports": {}} for number in range(engines)]
     engine = {"vllm": "0.32.0+cpu", "nixl": "1.5.1", "platform": "cpu", "router": None}
     code, err = refused(place, place.plan(*processes, engine=engine))
     assert code == 3
