@@ -35,11 +35,12 @@ def actual_phase(state: RunState, record: ProcessRecord, living: set[str]) -> st
 
 
 def elapsed(record: ProcessRecord) -> str:
-    """How long a boot took or takes so far; empty before it began and after its end."""
+    """How long its boot took, or its boot or stop takes so far; empty before and after."""
     if not record.started_at or record.phase in ENDED:
         return ""
     until = record.since if record.phase == "ready" else time.time()
-    return format_seconds(max(0.0, round(until - record.started_at, 1)))
+    began = record.since if record.phase == "stopping" else record.started_at
+    return format_seconds(max(0.0, round(until - began, 1)))
 
 
 class Progress:
@@ -89,6 +90,8 @@ class Progress:
             from rich.live import Live
 
             console = Console(file=self._stream)
+            if state.phase == "stopping":
+                console.print()  # below the ^C that the terminal has shown
             self._live = Live(console=console, auto_refresh=False)
             self._live.start()
         if time.monotonic() >= self._next:

@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvctl.launch import procfs, shared_memory
-from kvctl.launch.process import MARK, enter
+from kvctl.launch.process import BOOT_PHASES, MARK, enter
 from kvctl.launch.procfs import Identity
 from kvctl.launch.state import ENDED, ProcessRecord
 
 ROUTER_TIMEOUT = 10.0  # s; at most an engine's
+BOOT_TIMEOUT = 10.0  # s for an engine that was never ready; at most an engine's
 RELAY_TIMEOUT = 15.0  # s: a relay waits up to 10 s for the end of its feed, then exports
 LEFTOVER_TIMEOUT = 4.0  # s that the rest of a tree gets after its first process has ended
 KILL_TIMEOUT = 10.0  # s after which a killed process that is still there is given up on
@@ -56,25 +57,30 @@ async def stop(
     Returns:
         Processes that did not end even so (they hang in the kernel).
     """
-    timeouts = {
-        "engine": engine_timeout,
-        "relay": RELAY_TIMEOUT,
-        "router": min(ROUTER_TIMEOUT, engine_timeout),
-    }
     hurry = hurry or asyncio.Event()
     left: list[Identity] = []
-    # A kind that this version does not know stands in front of the engines, like a router.
-    for stage in (set(), {"engine"}, {"relay"}):
-        due = [
-            each
-            for each in records
-            if (each.kind in stage if stage else each.kind not in {"engine", "relay"})
-        ]
+    for stage in range(3):
+        due = [record for record in records if _stage(record) == stage]
         for found in await asyncio.gather(
-            *(end(each, timeouts.get(each.kind, ROUTER_TIMEOUT), hurry, changed) for each in due)
+            *(end(each, _patience(each, engine_timeout), hurry, changed) for each in due)
         ):
             left += found
     return left
+
+
+def _stage(record: ProcessRecord) -> int:
+    # A kind that this version does not know stands in front of the engines, like a router.
+    return {"engine": 1, "relay": 2}.get(record.kind, 0)
+
+
+def _patience(record: ProcessRecord, engine_timeout: float) -> float:
+    """Seconds between SIGTERM and SIGKILL."""
+    if record.kind == "relay":
+        return RELAY_TIMEOUT
+    if record.kind == "engine" and record.phase not in BOOT_PHASES:
+        return engine_timeout
+    # Nothing to drain. vLLM may hang in its own teardown when the signal comes while it boots.
+    return min(BOOT_TIMEOUT if record.kind == "engine" else ROUTER_TIMEOUT, engine_timeout)
 
 
 async def end(

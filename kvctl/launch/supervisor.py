@@ -78,7 +78,9 @@ class Supervisor:
         """Runs until everything has ended or a signal comes; returns the exit code."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(signum, self._on_signal, signum)
+            # Under nohup the terminal's end is to be survived.
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
+                loop.add_signal_handler(signum, self._on_signal, signum)
         try:
             await self._bring_up()
             self._state.phase = "running"
