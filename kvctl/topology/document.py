@@ -16,6 +16,8 @@ import yaml
 MAX_DEPTH = 32
 
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# What "\0" or "\e" in double quotes can bring in, and no argument or terminal should get.
+UNUSABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _BARE_REFERENCE = re.compile(r"[:,\[{]\s*[^\s'\"#,:{}\[\]]*(\$\{)")
 
 
@@ -144,6 +146,10 @@ class _Composer:
             )
         if not event.value:
             raise DocumentError(mark, "an empty key")
+        if "\n" in event.value or UNUSABLE.search(event.value):
+            raise DocumentError(mark, "a key must be a word")
+        if "$" in event.value:
+            raise DocumentError(mark, f"{event.value}: a $ in a key; only values are filled in")
         return Scalar(mark, event.value, plain=True)
 
     def _alias(self, event: Any, mark: Mark) -> Node:

@@ -19,6 +19,10 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ADDRESS = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*")
 
+MAX_SHOWN = 80  # characters of a wrong value
+MAX_SIZE = 2**50  # bytes
+MIN_SECONDS, MAX_SECONDS = 0.001, 30 * 86400.0
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -35,7 +39,8 @@ def spelling(value: object) -> str:
     if isinstance(value, WrittenInt | WrittenFloat):
         return value.text
     if isinstance(value, str):
-        return shown(value) or '""'
+        text = shown(value).replace("\n", "\\n") or '""'
+        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
     if value is None:
         return "null"
     if isinstance(value, dict):
@@ -94,7 +99,7 @@ def written(value: Any) -> str:
     """A value of an environment variable: what stands in the file, character for character."""
     if value is None or isinstance(value, dict | list):
         raise ValueError(f"{spelling(value)} is not a value for an environment variable")
-    return value if isinstance(value, str) else spelling(value)
+    return value if isinstance(value, str) else spelling(value)  # a number or a boolean
 
 
 def size(value: Any) -> int:
@@ -102,12 +107,12 @@ def size(value: Any) -> int:
         raise ValueError(f"{spelling(value)} is not a size; write for example 64GiB")
     try:
         count = parse_size(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError(
             f"{spelling(value)} is not a size; write for example 64GiB, 500MB or 1048576"
         ) from None
-    if count <= 0:
-        raise ValueError("must be more than nothing")
+    if not 0 < count <= MAX_SIZE:
+        raise ValueError(f"{spelling(value)}: more than nothing, and at most 1024TiB")
     return count
 
 
@@ -120,8 +125,8 @@ def duration(value: Any) -> float:
         raise ValueError(
             f"{spelling(value)} is not a duration; write for example 30s, 250ms or 1m30s"
         ) from None
-    if seconds <= 0:
-        raise ValueError("must be longer than nothing")
+    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
+        raise ValueError(f"{spelling(value)}: at least 1ms, and at most 30d")
     return seconds
 
 

@@ -7,6 +7,7 @@ mapping JSON, and a list what vLLM's own config file does with it: the flag once
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from kvctl.topology.text import Text, joined, json_text
 TENSOR, PIPELINE, DATA = "tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"
 PREFILL_CONTEXT = "prefill-context-parallel-size"
 SIZES = (TENSOR, PIPELINE, PREFILL_CONTEXT, DATA)
+
+_FLAG = re.compile(r"[A-Za-z][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_.-]+\+?)?")
 
 # Lists that vLLM takes differently (vllm/entrypoints/launchers/cli_args.py): as one JSON
 # document, or with the flag repeated.
@@ -77,7 +80,7 @@ def flag_name(written: Any) -> str:
     head = head.replace("_", "-")
     if name.startswith("-"):
         raise ValueError(f'write it without the dashes: "{name.lstrip("-")}"')
-    if not head or any(character.isspace() or character in "='\"$" for character in name):
+    if not _FLAG.fullmatch(name):
         raise ValueError("not a flag of vllm serve")
     if head in _SHORT:
         raise ValueError(f'write the flag in full: "{_SHORT[head]}"')

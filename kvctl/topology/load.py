@@ -34,7 +34,7 @@ def load(source: str, *, text: str | None = None) -> Topology:
         UsageError: the file cannot be read, or is wrong; says where, and what to write.
     """
     label = "<stdin>" if source == STDIN else source
-    content = read(source) if text is None else text
+    content = (read(source) if text is None else text).removeprefix("\ufeff")
     _refuse_long(label, len(content))
     try:
         root = parse(content)
@@ -74,7 +74,7 @@ def read(source: str) -> str:
         raise UsageError(f"{label} cannot be read: {why}") from error
     _refuse_long(label, len(data))
     try:
-        return data.decode("utf-8-sig")
+        return data.decode()
     except UnicodeDecodeError as error:
         before = data[: error.start]
         mark = Mark(before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
@@ -117,8 +117,9 @@ def _with_paths(topology: Topology, folder: FilePath) -> Topology:
 
 
 def _absolute(folder: FilePath, path: str) -> str:
-    # Links are not followed: the python of a virtual environment is one.
-    return os.path.abspath(folder / FilePath(path).expanduser())  # noqa: PTH100
+    # os.path, because links stay as they are (the python of a virtual environment is one), and a
+    # ~ that names nobody does too.
+    return os.path.abspath(folder / os.path.expanduser(path))  # noqa: PTH100, PTH111
 
 
 def _problem(root: Node, fault: Mapping[str, Any]) -> Problem:
@@ -143,7 +144,8 @@ def _words(fault: Mapping[str, Any]) -> str:
         case "literal_error":
             return _no_choice(value, str(limits["expected"]))
         case "model_type" | "dict_type" | "model_attributes_type":
-            return f"{spelling(value)} where keys and values belong"
+            known = ", ".join(_keys(fault["loc"]))
+            return f"{spelling(value)} where keys and values belong" + (known and f": {known}")
         case "list_type":
             hint = "" if isinstance(value, dict) else f"; write [{spelling(value)}]"
             return f"{spelling(value)} where a list belongs{hint}"

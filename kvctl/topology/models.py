@@ -71,7 +71,11 @@ def _pull_only(value: Any) -> Any:
 
 
 def _router_or_none(value: Any) -> Any:
-    return None if value == "none" else value
+    if value == "none":
+        return None
+    if not isinstance(value, dict | Router):
+        raise ValueError(f"{spelling(value)}: write its settings, or none for no router")
+    return value
 
 
 class _Strict(BaseModel):

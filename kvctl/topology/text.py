@@ -122,7 +122,7 @@ def _reference(match: re.Match[str], raw: str, environ: Mapping[str, str]) -> Re
             )
         if rest.startswith("${"):
             raise SubstitutionError(
-                f"{rest.split('}')[0][:40]}: not a variable; write ${{NAME}} or "
+                f"{rest.split()[0][:40]}: not a variable; write ${{NAME}} or "
                 "${NAME:-default} (no braces or dollar signs in the default)"
             )
         raise SubstitutionError("a single $: write $$ for a dollar sign, ${NAME} for a variable")

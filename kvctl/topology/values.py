@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kvctl.topology.document import MAX_DEPTH, Entries, Items, Mark, Node, Scalar
+from kvctl.topology.document import MAX_DEPTH, UNUSABLE, Entries, Items, Mark, Node, Scalar
 from kvctl.topology.text import (
     NUMBER,
     SubstitutionError,
@@ -19,6 +19,7 @@ from kvctl.topology.text import (
     substitute,
 )
 
+NO_VALUE = 'no value: write one ("" is an empty text), or leave the key out'
 MAX_VALUES = 20_000
 MAX_DIGITS = 40  # a longer number is somebody's text
 
@@ -94,8 +95,10 @@ class Reading:
         return values
 
     def _scalar(self, node: Scalar, path: Path) -> Any:
+        if odd := UNUSABLE.search(node.text):
+            return self._problem(node.mark, path, f"holds the character U+{ord(odd[0]):04X}")
         if node.plain and not node.text:
-            return self._problem(node.mark, path, 'no value: write one, or "" for an empty text')
+            return self._problem(node.mark, path, NO_VALUE)
         try:
             text = substitute(node.text, self._environ, plain=node.plain)
         except SubstitutionError as error:

@@ -44,20 +44,24 @@ BAD_KEYS = {
     "transfer: {backends: UCX}": "6:22: transfer.backends: UCX where a list belongs; write [UCX]",
     "transfer: {backends: [UCX, 3]}": '6:28: transfer.backends[1]: 3 is not a text; write "3" in '
     "quotes",
-    "transfer: x": "6:11: transfer: x where keys and values belong",
-    "transfer: [a]": "6:11: transfer: a list where keys and values belong",
+    "telemetry: x": "6:12: telemetry: x where keys and values belong: otlp",
+    "telemetry: [a]": "6:12: telemetry: a list where keys and values belong: otlp",
     "offload: {}": "6:1: offload.host: missing (host memory for KV blocks)",
     "offload: {host: 64 gigs}": "6:17: offload.host: 64 gigs is not a size; write for example "
     "64GiB, 500MB or 1048576",
-    "offload: {host: 0}": "6:17: offload.host: must be more than nothing",
+    "offload: {host: 0}": "6:17: offload.host: 0: more than nothing, and at most 1024TiB",
     "offload: {host: -1}": "6:17: offload.host: -1 is not a size; write for example 64GiB, 500MB "
     "or 1048576",
+    f"offload: {{host: {'9' * 400}GiB}}": f"6:17: offload.host: {'9' * 80}… is not a size; write "
+    "for example 64GiB, 500MB or 1048576",
     "offload: {host: [1]}": "6:17: offload.host: a list is not a size; write for example 64GiB",
     "start_timeout: soon": "6:16: start_timeout: soon is not a duration; write for example 30s, "
     "250ms or 1m30s",
+    "start_timeout: 1e400": "6:16: start_timeout: 1e400: at least 1ms, and at most 30d",
     "start_timeout: true": "6:16: start_timeout: true is not a duration; write for example 30s",
-    "stop_timeout: 0": "6:15: stop_timeout: must be longer than nothing",
-    "stop_timeout:": '6:14: stop_timeout: no value: write one, or "" for an empty text',
+    "stop_timeout: 0": "6:15: stop_timeout: 0: at least 1ms, and at most 30d",
+    "stop_timeout:": '6:14: stop_timeout: no value: write one ("" is an empty text), or '
+    "leave the key out",
     "stop_timeout: null": "6:15: stop_timeout: null is not a duration; write for example 30s",
     "ports: {base: 08000}": "6:15: ports.base: 08000: YAML readers disagree about this number; "
     'write it as a plain decimal, or "08000" in quotes if it is a text',
@@ -74,7 +78,10 @@ BAD_KEYS = {
     "router: {policy: roundrobin}": "6:18: router.policy: roundrobin is none of its values; did "
     'you mean "round_robin"?',
     "router: off": '6:9: router: off: write true or false; "off" in quotes if it is a text',
-    "router: no router": "6:9: router: no router where keys and values belong",
+    "router: no router": "6:9: router: no router: write its settings, or none for no router",
+    "router: false": "6:9: router: false: write its settings, or none for no router",
+    "ports: 8000": "6:8: ports: 8000 where keys and values belong: base",
+    "env: [A=1]": "6:6: env: a list where keys and values belong",
     "router: {node: a}": "6:16: router.node: there is no node a; nodes: gives names and addresses",
     "router: {host: 'http://x'}": "6:16: router.host: http://x is not a host name or an IP address",
     "telemetry: {otlp: {endpoint: 'localhost:4318'}}": "6:30: telemetry.otlp.endpoint: "
@@ -86,9 +93,11 @@ BAD_KEYS = {
     "variable and write ${NAME}",
     "version: 2": "6:10: version: 2 is not a version that this kvctl reads; write 1, or use a "
     "newer kvctl",
-    "engine: /opt/python": "6:9: engine: /opt/python where keys and values belong",
+    "engine: /opt/python": "6:9: engine: /opt/python where keys and values belong: python",
     "env: {A B: 1}": "6:7: env.A B: not the name of an environment variable",
     "env: {A: [1]}": "6:10: env.A: a list is not a value for an environment variable",
+    'env: {A: "a\\0b"}': "6:10: env.A: holds the character U+0000",
+    'router: {host: "a\\nb"}': "6:16: router.host: a\\nb is not a host name or an IP address",
     "env: {A: no}": '6:10: env.A: no: write true or false; "no" in quotes if it is a text',
     "env: {KVCTL_RUNTIME_DIR: /x}": "6:26: env.KVCTL_RUNTIME_DIR: not here: set it in the "
     "environment of kvctl itself",
@@ -107,7 +116,8 @@ BAD_KEYS = {
     "args: {max_model_len: 1, max-model-len: 2}": "6:7: args: max_model_len and max-model-len are "
     "the same flag",
     "args: {seed: null}": "6:14: args.seed: null: write a value; true for a flag without one",
-    "args: {seed: }": '6:14: args.seed: no value: write one, or "" for an empty text',
+    "args: {seed: }": '6:14: args.seed: no value: write one ("" is an empty text), or '
+    "leave the key out",
     "args: {enforce-eager: yes}": '6:23: args.enforce-eager: yes: write true or false; "yes" in '
     "quotes if it is a text",
     "args: {seed: 0777}": "6:14: args.seed: 0777: YAML readers disagree about this number; write "
@@ -135,7 +145,8 @@ BAD_INSTANCES = {
     "p: {}\n  d: {role: decode}": "4:3: instances.p.role: missing (prefill or decode)",
     "p: {role: prefill}": "4:3: instances: no instance with role: decode; a pair needs one at "
     "least",
-    "p: {role: prefill}\n  d: 3": "5:6: instances.d: 3 where keys and values belong",
+    "p: {role: prefill}\n  d: 3": "5:6: instances.d: 3 where keys and values belong: "
+    "role, replicas, gpus, args, env, node, offload",
     "P: {role: prefill}\n  d: {role: decode}": "4:3: instances.P: P: a name has only a-z, 0-9 and "
     "-, begins and ends with a letter or digit, and has at most 40 characters",
     "p: {role: prefill, replicas: 0}\n  d: {role: decode}": "4:32: instances.p.replicas: 0 is too "
@@ -284,9 +295,9 @@ BAD_REFERENCES = {
     "${UNSET:-default}",
     "$HOME": "6:10: env.A: $HOME: write ${HOME} for a variable, or $$HOME for a dollar sign",
     "a$": "6:10: env.A: a single $: write $$ for a dollar sign, ${NAME} for a variable",
-    "${UNSET:?no}": "6:10: env.A: ${UNSET:?no: not a variable; write ${NAME} or ${NAME:-default} "
+    "${UNSET:?no}": "6:10: env.A: ${UNSET:?no}: not a variable; write ${NAME} or ${NAME:-default} "
     "(no braces or dollar signs in the default)",
-    "${A:-${B}}": "6:10: env.A: ${A:-${B: not a variable; write ${NAME} or ${NAME:-default} (no "
+    "${A:-${B}}": "6:10: env.A: ${A:-${B}}: not a variable; write ${NAME} or ${NAME:-default} (no "
     "braces or dollar signs in the default)",
 }
 
