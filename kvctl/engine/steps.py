@@ -117,7 +117,14 @@ def plan(place: Place, parts: set[str], source: Path | None) -> list[Step]:
     folder = place.folder
     steps = [
         Step(
-            "environment", f"environment {folder}", folder, True, (), (), folder / "bin" / "python"
+            "environment",
+            "environment",
+            str(folder),
+            folder,
+            creates=True,
+            pip=(),
+            made_from=(),
+            gives=folder / "bin" / "python",
         )
     ]
     if "cpu" in parts:
