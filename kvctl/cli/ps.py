@@ -78,6 +78,7 @@ def _facts(state: RunState) -> dict[str, Any]:
                 "started_at": record.started_at or None,
                 "exit_code": record.exit_code,
                 "cause": record.cause,
+                "hint": record.hint,
                 "url": record.url,
                 "ports": record.ports,
                 "log": str(_log(state, record)),
@@ -130,7 +131,12 @@ def _print_table(runs: list[RunState]) -> None:
                 ports or "-",
             )
             if record.phase == "failed" and record.cause:
-                notes.append(f"{record.name}: {record.cause}\n  its log: {_log(state, record)}")
+                parts = (
+                    f"{record.name}: {record.cause}",
+                    record.hint,
+                    f"its log: {_log(state, record)}",
+                )
+                notes.append("\n  ".join(part for part in parts if part))
         if living and not state.supervised():
             notes.append(
                 f"{state.name} has no supervisor any more; kvctl stop -p {state.name} ends it"

@@ -58,7 +58,6 @@ class Instance:
             since=time.time(),
         )
         self.log = folder / "logs" / process.log
-        self.hint: str | None = None  # what to do about `record.cause`
         self.hopeless = False
         self.was_ready = False
         self.began = 0.0  # monotonic

@@ -53,7 +53,7 @@ class ProcessRecord(msgspec.Struct):
         since: Unix time in s at which the phase began.
         started_at: Unix time in s at which the process was started.
         log: file name inside the run's log folder.
-        cause: why it failed, for people.
+        cause, hint: why it failed and what to do, for people.
     """
 
     name: str
@@ -72,6 +72,7 @@ class ProcessRecord(msgspec.Struct):
     since: float = 0.0
     started_at: float = 0.0
     cause: str | None = None
+    hint: str | None = None
 
     @property
     def identity(self) -> Identity:
@@ -247,7 +248,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 # What a stop changes: all that may be written into a file of a newer schema.
 _OURS = {"phase", "cause", "hint"}
-_OURS_EACH = {"phase", "exit_code", "since", "cause", "members", "shm"}
+_OURS_EACH = {"phase", "exit_code", "since", "cause", "hint", "members", "shm"}
 
 
 def _encode(state: RunState, path: Path) -> bytes:

@@ -154,7 +154,7 @@ class Supervisor:
 
     def _where(self, instance: Instance) -> str:
         """What to do, and where the log is."""
-        parts = [instance.hint, f"its log: {instance.log}"]
+        parts = [instance.record.hint, f"its log: {instance.log}"]
         return "\n  ".join(part for part in parts if part)
 
     def _start_relays(self) -> None:
@@ -221,7 +221,7 @@ class Supervisor:
         self._end([instance])
 
     def _fail(self, instance: Instance, why: Diagnosis) -> None:
-        instance.record.cause, instance.hint = why.cause, why.hint
+        instance.record.cause, instance.record.hint = why.cause, why.hint
         enter(instance.record, "failed")
 
     def _take_requests(self) -> None:
