@@ -31,6 +31,9 @@ class DemoProgress:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
+    def note(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
     @contextmanager
     def step(self, what: str) -> Iterator[Say]:
         shown = self._live(STEPS[what]) if self._stream.isatty() else self._lines(STEPS[what])
@@ -39,7 +42,7 @@ class DemoProgress:
             yield say
         seconds = time.monotonic() - began
         how = "from the cache" if seconds < QUICK else format_seconds(round(seconds, 1))
-        print(f"{STEPS[what]}: {how}", file=self._stream, flush=True)
+        self.note(f"{STEPS[what]}: {how}")
 
     @contextmanager
     def processes(self, known: RunState | None = None) -> Iterator[Watcher]:
@@ -67,12 +70,12 @@ class DemoProgress:
 
     @contextmanager
     def _lines(self, text: str) -> Iterator[Say]:
-        print(f"{text} …", file=self._stream, flush=True)
+        self.note(f"{text} …")
         last = [time.monotonic()]
 
         def say(said: str) -> None:
             if time.monotonic() - last[0] >= SAY_EVERY:
                 last[0] = time.monotonic()
-                print(f"  {said}", file=self._stream, flush=True)
+                self.note(f"  {said}")
 
         yield say

@@ -28,6 +28,7 @@ def document(outcome: Outcome, report: Report, *, kept: bool) -> dict[str, Any]:
             "platform": outcome.engine.platform,
         },
         "requests": {
+            "planned": report.planned,
             "sent": report.sent,
             "answered": len(report.checked),
             "failed": [_failed(each) for each in report.failed],

@@ -95,7 +95,7 @@ class Report:
     """Everything that the demo shows.
 
     Attributes:
-        sent: requests that were sent.
+        planned, sent: requests that were to be sent, and that were.
         failed: those without an answer.
         checked: those with one.
         bound: how far logprobs of equal answers may lie apart.
@@ -103,6 +103,7 @@ class Report:
         unread: feeds that could not be read, and why.
     """
 
+    planned: int
     sent: int
     failed: tuple[Exchange, ...]
     checked: tuple[Checked, ...]
@@ -141,8 +142,10 @@ class Report:
         """Why the demo did not succeed; empty when it did."""
         found = [f"a feed cannot be read: {why}" for why in self.unread]
         found += [why for tier, way, why in _MUST_MOVE if not self.moved(tier, way)]
-        if missing := self.sent - len(self.checked):
-            found.append(f"{missing} of {self.sent} requests got no answer")
+        if self.failed:
+            found.append(f"{len(self.failed)} of {self.sent} requests got no answer")
+        if unsent := self.planned - self.sent:
+            found.append(f"{unsent} of {self.planned} requests were not sent any more")
         if wrong := len(self.different):
             found.append(f"{wrong} of {len(self.checked)} answers differ from the reference")
         return found
@@ -150,7 +153,7 @@ class Report:
 
 def make_report(
     *,
-    sent: int,
+    planned: int,
     exchanges: Sequence[Exchange],
     comparisons: Mapping[int, Comparison],
     bound: float,
@@ -163,12 +166,14 @@ def make_report(
     """Puts together what was sent, what came back, and what the engines say.
 
     Args:
+        planned: requests that were to be sent.
         comparisons: by position in `exchanges`; of those with an answer.
     """
     engines = sorted(snapshots, key=lambda engine: (engine.role != "prefill", engine.name))
     seen_transfers, seen_waits = list(transfers), list(waits)
     return Report(
-        sent=sent,
+        planned=planned,
+        sent=len(exchanges),
         failed=tuple(each for each in exchanges if each.answer is None),
         checked=tuple(
             Checked(exchanges[index], comparison) for index, comparison in comparisons.items()

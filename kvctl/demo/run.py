@@ -64,6 +64,7 @@ def run(*, count: int, engine: str | None, keep: bool, display: Display) -> Outc
     outcome = Outcome(environment)
     log = demo_folder() / "logs"
     python = environment.python
+    display.note(_described(environment))
     with _step(display, outcome, "model"):
         model = tiny_model(python, log=log / "model.log")
     prompts = demo_prompts.make_prompts(count)
@@ -105,6 +106,13 @@ def _environment(engine: str | None) -> EngineEnvironment:
             f"and name the program by {ROUTER}",
         )
     return environment
+
+
+def _described(environment: EngineEnvironment) -> str:
+    return (
+        f"engines: vLLM {environment.vllm} with NIXL {environment.nixl} on "
+        f"{environment.platform}, from {environment.python}"
+    )
 
 
 @contextlib.contextmanager
@@ -155,7 +163,7 @@ def _measure(
             if each.answer
         }
         return make_report(
-            sent=len(visits),
+            planned=len(visits),
             exchanges=exchanges,
             comparisons=comparisons,
             bound=setting.bound,

@@ -15,6 +15,10 @@ Say = Callable[[str], None]
 class Display(Protocol):
     """What the demo needs of whoever shows its progress."""
 
+    def note(self, text: str) -> None:
+        """Says something that stays to be read."""
+        ...
+
     def step(self, what: str) -> AbstractContextManager[Say]:
         """Surrounds one step. What it gives is called with how far the step is."""
         ...

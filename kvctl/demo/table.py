@@ -21,7 +21,7 @@ _DIRECTIONS = {"recv": "received", "send": "sent", "store": "stored", "load": "r
 
 def rows(report: Report) -> list[tuple[str, ...]]:
     """The table's rows, one text a column of `HEADER`."""
-    failed = report.sent - len(report.checked)
+    failed = len(report.failed)
     wrong = len(report.different)
     checked, equal = len(report.checked), len(report.checked) - wrong
     return [

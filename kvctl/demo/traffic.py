@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import queue
@@ -16,6 +17,7 @@ from kvctl.demo.compare import Answer
 from kvctl.demo.prompts import Visit
 from kvctl.demo.reference import MAX_TOKENS, TOP
 
+FAILURES = 3  # requests that fail before the rest is not sent: the demo has failed by then
 _TOKEN = "token_id:"
 _CHUNK = 64 * 1024
 
@@ -49,7 +51,7 @@ def send_all(
     deadline: float,
     on_done: Callable[[Exchange], None],
 ) -> list[Exchange]:
-    """Sends every request, in order, `clients` at a time.
+    """Sends the requests, in order, `clients` at a time; gives up after `FAILURES` that failed.
 
     Args:
         url: of the router.
@@ -57,29 +59,36 @@ def send_all(
         on_done: called after each, from this thread.
 
     Returns:
-        One exchange a request, in the order in which they ended.
+        One exchange a request that was sent, in the order in which they ended.
     """
     waiting: queue.SimpleQueue[Visit] = queue.SimpleQueue()
-    done: queue.SimpleQueue[Exchange] = queue.SimpleQueue()
+    done: queue.SimpleQueue[Exchange | None] = queue.SimpleQueue()  # None: a client has ended
     for visit in visits:
         waiting.put(visit)
 
+    failed: list[Exchange] = []
+
     def client() -> None:
-        while True:
-            try:
+        with contextlib.suppress(queue.Empty):
+            while len(failed) < FAILURES:
                 visit = waiting.get_nowait()
-            except queue.Empty:
-                return
-            done.put(_exchange(visit, prompts[visit.prompt], url, model, deadline))
+                exchange = _exchange(visit, prompts[visit.prompt], url, model, deadline)
+                if exchange.failure is not None:
+                    failed.append(exchange)
+                done.put(exchange)
+        done.put(None)
 
     for _ in range(clients):
         # Daemons: Ctrl-C must not wait for a request that hangs until its deadline.
         threading.Thread(target=client, daemon=True).start()
-    exchanges = []
-    for _ in visits:
+    exchanges: list[Exchange] = []
+    while clients:
         exchange = done.get()
-        exchanges.append(exchange)
-        on_done(exchange)
+        if exchange is None:
+            clients -= 1
+        else:
+            exchanges.append(exchange)
+            on_done(exchange)
     return exchanges
 
 

@@ -97,6 +97,9 @@ class Silent:
     def supervisor_log(self) -> Any:
         return lambda _: None
 
+    def note(self, text: str) -> None:
+        pass
+
     def step(self, what: str) -> Any:
         return nullcontext(lambda _: None)
 

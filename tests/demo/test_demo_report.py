@@ -85,7 +85,7 @@ def seen(engine: str, tier: str, direction: str, *seconds: float) -> list[SeenTr
 
 def make(**changes: Any) -> Report:
     values: dict[str, Any] = {
-        "sent": 2,
+        "planned": 2,
         "exchanges": [make_exchange(0), make_exchange(1)],
         "comparisons": {0: EQUAL, 1: EQUAL},
         "bound": 1e-4,
@@ -164,9 +164,9 @@ def test_a_request_without_an_answer_is_a_problem_with_its_cause() -> None:
     assert "prompt 1: HTTP 500: no" in verdict(report)
 
 
-def test_a_request_that_was_never_answered_for_is_a_problem_too() -> None:
+def test_requests_that_were_not_sent_any_more_are_a_problem_too() -> None:
     report = make(exchanges=[make_exchange(0)], comparisons={0: EQUAL})
-    assert report.problems() == ["1 of 2 requests got no answer"]
+    assert report.problems() == ["1 of 2 requests were not sent any more"]
 
 
 def test_a_wrong_answer_is_shown_with_what_was_expected() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvctl.demo.prompts import Visit
-from kvctl.demo.traffic import Exchange, RequestError, ask, send_all
+from kvctl.demo.traffic import FAILURES, Exchange, RequestError, ask, send_all
 
 COMPLETION = {
     "choices": [
@@ -148,3 +148,19 @@ def test_every_visit_is_sent_once_and_failures_do_not_stop_the_others() -> None:
         (0, False), (0, True), (1, False), (2, False),
     ]  # fmt: skip
     assert [each.visit.prompt for each in exchanges if each.failure] == [1]
+
+
+def test_after_some_failures_the_rest_is_not_sent() -> None:
+    with router(lambda _, handler: reply(handler, 503, b"")) as url:
+        exchanges = send_all(
+            [Visit(0, False)] * 50,
+            [[0]],
+            url=url,
+            model="tiny",
+            clients=2,
+            deadline=10,
+            on_done=lambda _: None,
+        )
+    # The other client's may have been under way when the last of them failed.
+    assert FAILURES <= len(exchanges) <= FAILURES + 1
+    assert all(each.failure == "HTTP 503: " for each in exchanges)
