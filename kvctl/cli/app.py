@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from kvctl import __version__
+from kvctl.cli.completion import completion
 from kvctl.cli.config import config
 from kvctl.cli.demo import demo
 from kvctl.cli.init import init
@@ -23,13 +24,13 @@ from kvctl.cli.ps import ps
 from kvctl.cli.selection import FileOption, NameOption, Selection
 from kvctl.cli.status import status
 from kvctl.cli.stop import stop
+from kvctl.cli.version import version
 from kvctl.errors import Exit, KvctlError
 
 app = typer.Typer(
     name="kvctl",
     help="Run vLLM with a split KV cache: prefill and decode joined by NIXL, blocks offloaded.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -46,7 +47,7 @@ def root(
     context: typer.Context,
     file: FileOption = None,
     name: NameOption = None,
-    version: Annotated[
+    _: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")
     ] = False,
 ) -> None:
@@ -63,6 +64,8 @@ app.command()(ps)
 app.command()(status)
 app.command()(logs)
 app.command()(demo)
+app.command()(version)
+app.command()(completion)
 
 
 def main() -> None:
