@@ -11,13 +11,15 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from kvctl.launch.procfs import PROC, processes
+from kvctl.launch.procfs import PROC, processes, read_stat
 
 SHM = Path("/dev/shm")
+EXIT_LOOK, EXIT_LOOKS = 0.05, 4  # s and number of looks in which a process may end
 
 
 class Segment(NamedTuple):
@@ -111,16 +113,21 @@ def remove_unused(
 def _everybody(since: int) -> tuple[set[int], set[int]]:
     """The inodes that processes use, and the uids (not root) of those that cannot be looked at."""
     used: set[int] = set()
-    hidden: set[int] = set()
+    closed: set[int] = set()
     for pid, process in processes().items():
         try:
             used |= inodes_in_use(pid)
         except PermissionError:
-            if process.started >= since:
-                hidden |= _owner(pid) - {0}
+            if process.started >= since and not process.dead:
+                closed.add(pid)
         except OSError:
             continue  # gone meanwhile
-    return used, hidden
+    # A process that is just ending has no memory any more, and is closed to everybody but root.
+    for _ in range(EXIT_LOOKS):
+        closed = {pid for pid in closed if (now := read_stat(pid)) and not now.dead}
+        if closed:
+            time.sleep(EXIT_LOOK)
+    return used, set().union(*map(_owner, closed)) - {0}
 
 
 def _info(segment: Segment) -> os.stat_result | None:
