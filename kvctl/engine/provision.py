@@ -124,7 +124,7 @@ def _check_machine(place: Place, due: list[Step], *, engine: str) -> list[str]:
         InstanceError: something is missing that only the operator can give.
     """
     machine = look(place.folder)
-    checks = check(machine, disk=sum(step.disk for step in due), engine=bool(engine))
+    checks = check(machine, disk=plans.disk_needed(place.folder, due), engine=bool(engine))
     if not due and all(one.state == "ok" for one in checks):
         _say(f"{place.folder} is complete")
         return []
@@ -185,7 +185,8 @@ def _commands(place: Place, step: Step) -> Iterator[list[str]]:
             plans.clear(step.environment)
         # -I: no PYTHONPATH and no user's packages, so that the same is installed everywhere.
         yield [str(place.python), "-I", "-m", "venv", str(step.environment)]
-    plans.drop_half_installed(step.environment)
+    if dropped := plans.drop_half_installed(step.environment):
+        say(f"      an interrupted run left half-installed, now replaced: {', '.join(dropped)}")
     pip = [str(step.environment / "bin" / "python"), "-I", "-m", "pip", "install"]
     for arguments in step.pip:
         yield [*pip, "--progress-bar", _progress_bar(step.environment), *arguments]

@@ -46,11 +46,6 @@ class Step:
     made_from: tuple[Path, ...]  # files whose contents count
     gives: Path  # a file that is there afterwards
 
-    @property
-    def disk(self) -> int:
-        """Bytes that it needs."""
-        return DISK[self.name]
-
 
 @dataclass(frozen=True)
 class Place:
@@ -174,6 +169,16 @@ def plan(place: Place, parts: set[str], source: Path | None) -> list[Step]:
             )
         )
     return steps
+
+
+def disk_needed(folder: Path, due: list[Step]) -> int:
+    """Bytes that must be free for `due`: less by what an interrupted engine step left there,
+    which is used or removed."""
+    needed = sum(DISK[step.name] for step in due)
+    if not any(step.name in ENGINES for step in due):
+        return needed
+    there = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
+    return max(needed - there, DISK["router"])
 
 
 def clear(folder: Path, *, keep: tuple[str, ...] = ()) -> None:
