@@ -16,6 +16,7 @@ from kvctl.launch.diagnosis import shows_hopeless, shows_loading
 from kvctl.launch.log_lines import Tail
 from kvctl.launch.procfs import Identity, Stat
 from kvctl.launch.shared_memory import Segment
+from kvctl.launch.sockets import remove_stale
 from kvctl.launch.state import Phase, ProcessRecord
 from kvctl_connector.paths import RUNTIME_DIR, runtime_dir
 
@@ -85,8 +86,13 @@ class Instance:
             InstanceError: the program cannot be run.
         """
         self._shm_before = shared_memory.present()
+        if self.process.kind == "engine":
+            for feed in self.process.feeds:
+                # Left by a machine that went down: whoever waits for this engine's feed would
+                # take it for that.
+                remove_stale(Path(feed))
         environment = {
-            **os.environ,
+            **self._inherited(),
             RUNTIME_DIR: str(runtime_dir()),
             **self.process.env,
             RUN_ID: run_id,
@@ -120,6 +126,20 @@ class Instance:
         enter(self.record, "starting" if self.process.url else "ready")
         if self.process.url:
             self._probe = asyncio.create_task(self._become_ready(self.process.url))
+
+    def _inherited(self) -> dict[str, str]:
+        """This process's environment, without what would override the file's telemetry.
+
+        Variables for one signal win over the general ones (OpenTelemetry specification,
+        "OTLP Exporter Configuration"), so a relay would export where nobody asked it to.
+        """
+        if self.process.kind != "relay":
+            return dict(os.environ)
+        return {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("OTEL_EXPORTER_OTLP")
+        }
 
     def has_ended(self) -> bool:
         """True once it has ended, whether or not it was collected."""

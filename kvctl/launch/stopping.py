@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
-import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +20,7 @@ from pathlib import Path
 from kvctl.launch import procfs, shared_memory
 from kvctl.launch.process import BOOT_PHASES, MARK, enter
 from kvctl.launch.procfs import Identity
+from kvctl.launch.sockets import remove_stale
 from kvctl.launch.state import ENDED, ProcessRecord
 
 ROUTER_TIMEOUT = 10.0  # s; at most an engine's
@@ -175,20 +174,5 @@ def sweep(records: Iterable[ProcessRecord]) -> Swept:
         swept.removed += [f"/dev/shm/{segment.name}" for segment in gone]
         swept.kept += [f"/dev/shm/{segment.name}" for segment in kept]
         if record.kind == "engine":
-            swept.removed += [feed for feed in record.feeds if _remove_socket(Path(feed))]
+            swept.removed += [feed for feed in record.feeds if remove_stale(Path(feed))]
     return swept
-
-
-def _remove_socket(path: Path) -> bool:
-    """Removes a Unix socket that nobody listens on any more."""
-    try:
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            return False
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-            probe.connect(str(path))
-    except ConnectionRefusedError:
-        path.unlink(missing_ok=True)
-        return True
-    except OSError:
-        return False  # not there, not ours, or so busy that it lives
-    return False
