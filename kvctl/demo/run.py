@@ -17,8 +17,9 @@ from kvctl.demo.report import Report, make_report
 from kvctl.demo.setting import Setting, setting_for
 from kvctl.demo.steps import Display, Say
 from kvctl.demo.traffic import Exchange, send_all
-from kvctl.engine.environment import PINS, ROUTER, EngineEnvironment, find, nixl_remedy
+from kvctl.engine.environment import ROUTER, EngineEnvironment, find, nixl_remedy
 from kvctl.engine.hardware import visible_gpus
+from kvctl.engine.requirements import PINS
 from kvctl.errors import InstanceError, UnreachableError, UsageError
 from kvctl.sources.feed import Watch
 

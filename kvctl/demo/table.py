@@ -81,6 +81,7 @@ def verdict(report: Report) -> str:
         lines.append(f"  (each request has {format_seconds(DEADLINE)})")
     if report.different:
         lines.append(f"  first that differs: {_difference(report.different[0])}")
+    lines.append(f"The engines' logs say more: kvctl logs -p {NAME}")
     return "\n".join(lines)
 
 

@@ -17,8 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 SEED = 20
 # Four times what a Llama starts its training with. At 0.02 the next tokens are nearly equally
 # likely, whatever the prompt: KV of another prompt in 16 of 1 500 positions moved the largest of
-# eight logprobs by 0.005, less than kernels of two kinds may differ. At 0.08 it moves by 0.3 and
-# more, while a matrix product with inputs rounded to TF32 stays within 0.01.
+# eight logprobs by 0.005, less than kernels of two kinds may differ. At 0.08 it moves by 0.15 and
+# more, while matrix products with inputs rounded to TF32 stay within 0.01 (bench/wrong_block.py).
 WEIGHT_DEVIATION = 0.08
 BOS, EOS = "<s>", "</s>"
 BOS_ID, EOS_ID = 256, 257
