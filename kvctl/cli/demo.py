@@ -84,7 +84,6 @@ def _print(report: Report) -> None:
 
 
 def _print_coloured(report: Report, rows: list[tuple[str, ...]]) -> None:
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -92,13 +91,14 @@ def _print_coloured(report: Report, rows: list[tuple[str, ...]]) -> None:
     from kvctl.demo import table
 
     console = Console(highlight=False)
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
+    grid = Table(box=None, pad_edge=False)
     for index, title in enumerate(table.HEADER):
         grid.add_column(title, justify="left" if index < table.LEFT else "right", no_wrap=True)
     for row in rows:
         failed = row[-1] != "0"
         grid.add_row(*row[:-1], Text(row[-1], style="bold red" if failed else ""))
     console.print(grid)
+    console.print()
     for remark in table.remarks(report):
         console.print(Text(remark))
     style = "bold red" if report.problems() else "bold green"

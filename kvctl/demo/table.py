@@ -11,11 +11,12 @@ from kvctl.demo.setting import DEADLINE
 from kvctl.demo.topology_file import NAME
 from kvctl.units import format_bytes, format_rate, format_seconds
 
+# With usual values the table fits into 80 columns.
 HEADER = ("", "engine", "count", "bytes", "rate", "p50", "p99", "not ok")
 LEFT = 2  # columns that are aligned to the left
 UNKNOWN = "–"
 
-_TIERS = {"peer": "NIXL", "host": "host memory", "disk": "disk"}
+_TIERS = {"peer": "NIXL", "host": "host", "disk": "disk"}
 _DIRECTIONS = {"recv": "received", "send": "sent", "store": "stored", "load": "reloaded"}
 
 
@@ -28,7 +29,7 @@ def rows(report: Report) -> list[tuple[str, ...]]:
         *(_movement(each) for each in report.movements),
         *(_waiting(each) for each in report.waits),
         (
-            "requests answered",
+            "requests",
             "router",
             f"{checked}",
             "",

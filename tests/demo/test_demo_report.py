@@ -201,11 +201,11 @@ def test_the_table_shows_nixl_first_and_the_requests_last() -> None:
     assert [row[0] for row in table] == [
         "NIXL, received",
         "NIXL, sent",
-        "host memory, reloaded",
-        "host memory, stored",
+        "host, reloaded",
+        "host, stored",
         "waits for NIXL",
-        "waits for host memory",
-        "requests answered",
+        "waits for host",
+        "requests",
         "answers equal",
     ]
     received = table[0]
@@ -213,6 +213,14 @@ def test_the_table_shows_nixl_first_and_the_requests_last() -> None:
         "NIXL, received", "decode-0", "4", "7.81 KiB", "4 kB/s", "200 ms", "2 s", "0",
     )  # fmt: skip
     assert table[1][3:7] == ("–", "–", "–", "–")
+
+
+def test_the_table_fits_into_80_columns() -> None:
+    prefill = make_engine(
+        "prefill-0", Transfers("host", "load", {"ok": 1234}, 2**30, Distribution((), (1234,), 9.9))
+    )
+    table = aligned([HEADER, *rows(make(snapshots=[prefill]))])
+    assert max(map(len, table.splitlines())) < 80
 
 
 def test_plain_text_is_aligned() -> None:
