@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,11 @@ import pytest
 
 from kvctl.demo.compare import Answer, Comparison, Difference
 from kvctl.demo.document import document
+from kvctl.demo.pair import Pair
 from kvctl.demo.prompts import Visit
 from kvctl.demo.report import Report, Timing, make_report, timing_of
 from kvctl.demo.run import Outcome
-from kvctl.demo.table import HEADER, aligned, remarks, rows, verdict
+from kvctl.demo.table import HEADER, aligned, next_steps, remarks, rows, verdict
 from kvctl.demo.traffic import Exchange
 from kvctl.engine.environment import EngineEnvironment
 from kvctl.sources.feed import SeenTransfer, SeenWait
@@ -250,3 +252,13 @@ def test_the_document_is_json_and_says_the_same() -> None:
 def test_percentiles_are_exact(values: list[float], p50: float, p99: float) -> None:
     assert timing_of(values) == Timing(len(values), p50, p99)
     assert timing_of([]) is None
+
+
+def test_what_to_try_next_can_be_pasted() -> None:
+    text = next_steps(Pair(Path("/s/demo/kvctl.yaml"), "http://127.0.0.1:8100", ()))
+    curl = text[text.index("curl") : text.index("kvctl config")].replace("\\\n", " ")
+    words = shlex.split(curl)
+    assert words[:2] == ["curl", "http://127.0.0.1:8100/v1/completions"]
+    assert json.loads(words[words.index("-d") + 1])["model"] == "tiny"
+    assert "kvctl stop -p demo" in text
+    assert max(map(len, text.splitlines())) < 80
