@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -151,7 +152,12 @@ def test_no_router() -> None:
 
 
 def test_an_unknown_router_is_left_to_the_path() -> None:
-    plan = make_plan(make_topology(), engine=make_engine(router=None), connector_path=CONNECTOR)
+    plan = make_plan(
+        make_topology(),
+        engine=make_engine(router=None),
+        connector_path=CONNECTOR,
+        offer_key=Path("/key"),
+    )
     assert process(plan, "router").argv[0] == "vllm-router"
 
 
