@@ -3,8 +3,8 @@
 On connecting a reader gets a `Hello`, then a `Delta` with every series (``full`` is true), then
 a `Delta` whenever something changed. Series carry cumulative values, so a message may be missed
 or repeated without harm; items (single transfers) carry sequence numbers, so a reader sees how
-many it missed. Readers ignore messages, fields, series and items that they do not know; another major
-version is an error.
+many it missed. Readers ignore messages, fields, series and items that they do not know; another
+major version is an error.
 
 Frame: four bytes, big-endian, length of the body; the body is MessagePack.
 """
