@@ -202,6 +202,8 @@ def _counting(environment: Path, show: Callable[[str], None]) -> Callable[[str],
             there = sum(1 for _ in environment.glob("lib/python3.*/site-packages/*.dist-info"))
             before = there if before is None else before
             activity += f", {there - before} done"
+        else:
+            before = None
         show(activity)
 
     return shown
