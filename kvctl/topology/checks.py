@@ -82,7 +82,7 @@ def _nodes(topology: Topology) -> Found:
         yield (
             ("nodes",),
             "several nodes need one key for prefill's offers: name its file, the same on all of "
-            + "them, in transfer.offer_key",
+            "them, in transfer.offer_key",
         )
 
 

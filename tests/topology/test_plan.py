@@ -42,6 +42,7 @@ def test_a_pair_on_cpus() -> None:
     )  # fmt: skip
     assert prefill.env == {
         "KVCTL_RUNTIME_DIR": "/run/kvctl",
+        "KVCTL_OFFER_KEY_FILE": "/key",
         "PYTHONPATH": str(CONNECTOR),
         "PYTHONSAFEPATH": "1",
         "PYTHONHASHSEED": "0",
@@ -91,6 +92,8 @@ def test_the_connector_on_cpus() -> None:
                 "instance": "prefill-0",
                 "role": "prefill",
                 "mode": "compose",
+                "offers": "signed",
+                "peers": ["127.0.0.1"],
             },
         },
     }
@@ -239,7 +242,7 @@ def test_what_the_file_sets_wins() -> None:
     assert after(own, "--dtype") == "float32"
 
 
-NODES = "nodes: {a: {address: 10.0.0.1}, b: {address: 'fd00::2'}}\n"
+NODES = "nodes: {a: {address: 10.0.0.1}, b: {address: 'fd00::2'}}\ntransfer: {offer_key: /k}\n"
 PLACED = "  p: {role: prefill, node: a}\n  d: {role: decode, node: b, replicas: 2}\n"
 
 
