@@ -81,8 +81,7 @@ def _nodes(topology: Topology) -> Found:
     if len(topology.nodes) > 1 and topology.transfer.offer_key is None:
         yield (
             ("nodes",),
-            "several nodes need one key for prefill's offers: name its file, the same on all of "
-            "them, in transfer.offer_key",
+            "several nodes need one key for prefill's offers: name its file in transfer.offer_key",
         )
 
 

@@ -197,8 +197,8 @@ def test_several_nodes_need_one_key() -> None:
     nodes = "nodes: {a: {address: 10.0.0.1}, b: {address: 10.0.0.2}}\n"
     placed = "instances: {p: {role: prefill, node: a}, d: {role: decode, node: b}}\n"
     assert complaint(HEAD + nodes + placed) == (
-        "kvctl.yaml:3:8: nodes: several nodes need one key for prefill's offers: name its file, "
-        "the same on all of them, in transfer.offer_key"
+        "kvctl.yaml:3:8: nodes: several nodes need one key for prefill's offers: name its file in "
+        "transfer.offer_key"
     )
 
 
