@@ -4,6 +4,7 @@ that they can import the stand-ins next to it."""
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -17,6 +18,8 @@ from otlp_receiver import OtlpReceiver, http_receiver
 def pytest_configure() -> None:
     """Marks every process that this run starts, so that the last test can look for leftovers."""
     os.environ["KVCTL_RUN_ID"] = f"tests-{uuid.uuid4().hex}"
+    # A shell starts its background jobs with Ctrl-C ignored, and so is all that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

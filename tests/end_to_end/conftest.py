@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -114,6 +113,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
     running = getattr(item, "funcargs", {}).get("pair")
-    if report.failed and running is not None and shutil.which("py-spy"):
+    if report.failed and running is not None:
         engines = [each for each in running.records() if each["kind"] == "engine"]
         print_stacks([pid for each in engines for pid in session_of(each["pid"])])

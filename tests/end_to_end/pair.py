@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -174,8 +175,10 @@ def kill_session(pid: int) -> None:
 
 def print_stacks(pids: Sequence[int]) -> None:
     """Where each process hangs, for the log of a test that ran into its deadline."""
+    spy = Path(sys.executable).with_name("py-spy")
     for pid in pids:
-        subprocess.run(["py-spy", "dump", "--pid", str(pid)], timeout=20, check=False)
+        shown = subprocess.run([spy, "dump", "--pid", str(pid)], capture_output=True, timeout=30)
+        print(shown.stdout.decode(errors="replace") or shown.stderr.decode(errors="replace"))
 
 
 def free_block(size: int = 100) -> int:
