@@ -68,6 +68,10 @@ class Pair:
         answer = self._complete(self.prefill_url, self.prompts[prompt], first, max_tokens=1)
         return dict(answer["kv_transfer_params"])
 
+    def compute(self, prompt: int) -> None:
+        """Has prefill compute a prompt for itself; its blocks are free again afterwards."""
+        self._complete(self.prefill_url, self.prompts[prompt], None, max_tokens=1)
+
     def take(self, prompt: int, offer: dict[str, Any] | None) -> Comparison:
         """Asks decode for a prompt with an offer, whosever it is, and compares the answer."""
         (compared,) = self.take_several([prompt], offer)

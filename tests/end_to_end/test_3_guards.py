@@ -47,7 +47,7 @@ def use_up_prefills_cache(pair: Pair) -> None:
     """Has prefill compute other prompts, so that every block it has freed is used again."""
     for prompt in OTHERS:
         if len(pair.prompts[prompt]) > 600:
-            pair.offer(prompt)
+            pair.compute(prompt)
 
 
 def forget_on_decode(pair: Pair) -> None:
