@@ -101,7 +101,7 @@ def explain(lines: Iterable[str], *, command: str, code: int, log: Path) -> Kvct
         return InstanceError(
             f"the disk of {log.parent} is full",
             hint="make room, then run this again: it goes on with the step that failed.\n"
-            f"  Where the space went: {log}",
+            f"  What was being done: {log}",
         )
     if _NO_NETWORK.search(printed):
         return UnreachableError(

@@ -117,6 +117,7 @@ def _fork(plan: Plan, state: RunState, lock: RunLock, log_watcher: Callable[[], 
         nothing = os.open(os.devnull, os.O_RDONLY)
         for descriptor, target in ((nothing, 0), (output, 1), (output, 2)):
             os.dup2(descriptor, target)
+        lock.keep_only()
         lock.sign()
         code = supervise(plan, state, log_watcher())
     except BaseException:

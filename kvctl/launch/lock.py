@@ -28,6 +28,15 @@ class RunLock:
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{me.pid} {me.started}\n".encode(), 0)
 
+    def keep_only(self) -> None:
+        """Closes every file but the lock and the standard ones.
+
+        For a supervisor in the background: a file that its caller had open (another lock, the
+        end of a pipe) would stay open for as long as the topology runs.
+        """
+        os.closerange(3, self._descriptor)
+        os.closerange(self._descriptor + 1, os.sysconf("SC_OPEN_MAX"))
+
     def release(self) -> None:
         """Closes the file. The lock is free when the last process that shares it has done so."""
         os.close(self._descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -172,6 +173,15 @@ def test_each_part_gives_its_steps_in_order(tmp_path: Path) -> None:
 def test_the_tools_requirements_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert requirements("tool.txt") == project["dependencies"]
+
+
+def test_an_engine_brings_all_that_the_tool_requires() -> None:
+    """So `pip install --no-deps kvctl` is enough beside one."""
+
+    def distributions(pins: str) -> set[str]:
+        return {re.split("[=<>]", line)[0].lower() for line in requirements(pins)}
+
+    assert distributions("tool.txt") <= distributions("cpu.txt")
 
 
 def test_everything_else_is_pinned() -> None:

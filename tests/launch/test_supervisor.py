@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import socket
 import time
 from pathlib import Path
 
 import pytest
-from places import Place, until
+from places import DEADLINE, Place, until
 
 from kvctl.launch.supervisor import SAME_REQUEST
 
@@ -38,6 +40,22 @@ def pair(place: Place, *told: object) -> str:
         place.engine("decode-0", "--ready-after", "0.3"),
         place.router(),
     )
+
+
+def test_a_detached_supervisor_keeps_no_file_of_its_caller_open(place: Place) -> None:
+    """Else ``flock FILE kvctl launch -d`` would hold the lock for as long as the engines run."""
+    plan = place.plan(place.engine("prefill-0"))
+    read, write = os.pipe()
+    launched = place.start(plan, "launch", "-d", pass_fds=[write])
+    os.close(write)
+    launched.communicate(timeout=DEADLINE)
+    assert launched.returncode == 0
+    ended, _, _ = select.select([read], [], [], DEADLINE)
+    assert ended
+    assert os.read(read, 1) == b""
+    os.close(read)
+    assert [each.phase for each in place.state().processes] == ["ready"]
+    place.kvctl(plan, "stop")
 
 
 def test_detached_launch_is_ready_in_order_and_stops_in_order(place: Place) -> None:
