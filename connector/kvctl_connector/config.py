@@ -9,7 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MODES = ("compose",)
+_ALLOWED = {
+    "mode": ("compose",),
+    "role": ("prefill", "decode", "both"),
+    "offers": ("accept", "signed"),
+}
 
 
 class ConfigError(ValueError):
@@ -25,12 +29,19 @@ class Options:
         instance: name of the instance; empty: the engine id.
         role: ``prefill``, ``decode`` or ``both``.
         mode: ``compose``: our completion map and our fixes.
+        offers: ``signed``: decode refuses an offer without a valid signature; ``accept``: it
+            takes unsigned ones and counts them.
+        peers: hosts and networks whose engines decode talks to; empty: all.
+        clock_margin_ms: how far the clocks of two hosts may lie apart.
     """
 
     topology: str = "default"
     instance: str = ""
     role: str = "both"
     mode: str = "compose"
+    offers: str = "accept"
+    peers: tuple[str, ...] = ()
+    clock_margin_ms: int = 500
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Options:
@@ -45,14 +56,18 @@ class Options:
                 f'kv_connector_extra_config["kvctl"] has unknown options {unknown}; '
                 f"known are {sorted(known)}"
             )
-        for name, value in raw.items():
+        values = dict(raw)
+        peers = values.pop("peers", [])
+        if not isinstance(peers, list) or not all(isinstance(peer, str) for peer in peers):
+            raise ConfigError(f"kvctl.peers must be a list of hosts and networks, not {peers!r}")
+        margin = values.pop("clock_margin_ms", cls.clock_margin_ms)
+        if type(margin) is not int or margin < 0:
+            raise ConfigError(f"kvctl.clock_margin_ms must be whole milliseconds, not {margin!r}")
+        for name, value in values.items():
             if not isinstance(value, str):
                 raise ConfigError(f"kvctl.{name} must be a string, not {value!r}")
-        options = cls(**raw)
-        if options.mode not in MODES:
-            raise ConfigError(f"kvctl.mode is {options.mode!r}; allowed is {' or '.join(MODES)}")
-        if options.role not in ("prefill", "decode", "both"):
-            raise ConfigError(
-                f"kvctl.role is {options.role!r}; allowed are prefill, decode and both"
-            )
-        return options
+            if name in _ALLOWED and value not in _ALLOWED[name]:
+                raise ConfigError(
+                    f"kvctl.{name} is {value!r}; allowed are {', '.join(_ALLOWED[name])}"
+                )
+        return cls(**values, peers=tuple(peers), clock_margin_ms=margin)

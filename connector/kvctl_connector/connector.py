@@ -22,6 +22,7 @@ from .completion import Released
 from .config import ConfigError, Options
 from .facts import Fact
 from .guard import logger
+from .lease import Lease
 from .scheduler_half import SchedulerHalf
 from .threads import move_new_threads_along
 from .worker_half import WorkerHalf
@@ -36,9 +37,11 @@ _TIER_OF = {"Nixl": "peer", "Offloading": "host", "SimpleCPUOffload": "host"}
 
 @dataclass
 class Metadata(upstream.MultiKVConnectorMetadata):
-    """Scheduler half → workers: upstream's, and the loads that begin (request → children)."""
+    """Scheduler half → workers: upstream's, the loads that begin (request → children), and the
+    leases of requests that have just arrived."""
 
     loads: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    leases: dict[str, Lease] = field(default_factory=dict)
 
 
 @dataclass
@@ -93,7 +96,11 @@ class MultiConnector(upstream.MultiConnector):
         else:
             parallel = vllm_config.parallel_config
             self._worker_half = WorkerHalf(
-                tiers, self._connectors, parallel.rank, parallel.world_size
+                tiers,
+                self._connectors,
+                parallel.rank,
+                parallel.world_size,
+                options.clock_margin_ms,
             )
 
     def shutdown(self) -> None:
@@ -103,11 +110,18 @@ class MultiConnector(upstream.MultiConnector):
 
     # Scheduler half
 
+    def on_new_request(self, request: Any) -> None:
+        # Before any child sees the offer: NIXL begins to send heartbeats to where it points.
+        if self._scheduler_half is not None:
+            self._scheduler_half.arrived(request)
+        super().on_new_request(request)
+
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         if self._scheduler_half is None:
             return super().get_num_new_matched_tokens(request, num_computed_tokens)
+        self._scheduler_half.arrived(request)  # vLLM 0.20.2 does not announce new requests
         # A choice of an earlier query must not outlive it when this one finds nothing.
         self._requests_to_connector.pop(request.request_id, None)
         tokens, waits = super().get_num_new_matched_tokens(request, num_computed_tokens)
@@ -151,8 +165,9 @@ class MultiConnector(upstream.MultiConnector):
         for child in meta.metadata:
             if jobs := getattr(child, "store_jobs", None):
                 half.announced(jobs)
-        if self._new_loads:
-            meta = Metadata(**vars(meta), loads=self._new_loads)
+        leases = half.take_leases()
+        if self._new_loads or leases:
+            meta = Metadata(**vars(meta), loads=self._new_loads, leases=leases)
             self._new_loads = {}
         return meta
 
@@ -174,6 +189,7 @@ class MultiConnector(upstream.MultiConnector):
         held, params = super()._aggregate_request_finished(request, per_connector_fn)
         if self._scheduler_half is not None:
             self._waits.pop(request.request_id, None)
+            self._scheduler_half.offer(request, params)
             self._scheduler_half.finished(
                 request.request_id, offered=bool(held and params is not None)
             )
@@ -194,7 +210,9 @@ class MultiConnector(upstream.MultiConnector):
         super().bind_connector_metadata(connector_metadata)
         if self._worker_half is not None:
             self._worker_half.bound(
-                getattr(connector_metadata, "loads", None), connector_metadata.metadata
+                getattr(connector_metadata, "loads", None),
+                getattr(connector_metadata, "leases", None),
+                connector_metadata.metadata,
             )
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
@@ -226,7 +244,15 @@ class MultiConnector(upstream.MultiConnector):
                 failed = answer.failed_recving
             half.reported(index, sending, receiving, failed, released)
             sent.update(request for request in sending if self._last_save(request))
+        if finished_req_ids:
+            half.forget(finished_req_ids)
         return sent, released
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        blocks: set[int] = super().get_block_ids_with_load_errors()
+        if self._worker_half is None:
+            return blocks
+        return blocks | self._worker_half.take_unreadable()
 
     def _last_save(self, request: str) -> bool:
         """Whether no further child still saves this request (upstream's counter)."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,11 +56,13 @@ class NixlProbe:
 
     Attributes:
         rank, ranks: of this worker, and how many report each transfer.
+        heartbeat_sent: told of each heartbeat that was posted, and when (Unix ns).
         missing: hooks that the installed vLLM does not have.
     """
 
     rank: int
     ranks: int
+    heartbeat_sent: Callable[[bytes, int], None] = lambda message, sent: None
     missing: list[str] = field(default_factory=list)
     _pulls: OrderedDict[str, _Pull] = field(default_factory=OrderedDict)
     _handles: OrderedDict[int, _Handle] = field(default_factory=OrderedDict)
@@ -82,14 +84,18 @@ class NixlProbe:
                 "get_xfer_telemetry": self._watch_telemetry(wrapper.get_xfer_telemetry),
                 "release_xfer_handle": self._watch_release(wrapper.release_xfer_handle),
                 "get_new_notifs": self._watch_notifs(wrapper.get_new_notifs),
+                "send_notif": self._watch_send(wrapper.send_notif),
             },
         )
         for name, hook in (("_read_blocks", self._enter_read), ("_log_failure", self._fail)):
             if not shadow(worker, name, hook):
                 self.missing.append(name)
 
-    def received(self, request: str, *, failed: bool) -> Fact:
-        """The fact of a pull that vLLM has just reported as ended on this rank."""
+    def received(self, request: str, *, failed: bool, late: bool = False) -> Fact:
+        """The fact of a pull that vLLM has just reported as ended on this rank.
+
+        `late`: it ended after its lease may have run out, so what it read is not used.
+        """
         pull = self._pulls.pop(request, None) or _Pull()
         now = time.time_ns()
         phase, reason = "", ""
@@ -97,11 +103,13 @@ class NixlProbe:
         if failed or (pull.failure is not None and pull.failure[0] != "notify"):
             failed = True
             phase, reason = pull.failure or ("move", "unknown")
+        elif late:
+            phase, reason = "move", "lease_expired"
         return Fact(
             rank=self.rank, ranks=self.ranks, tier="peer", direction="recv",
             key=request, request=request,
             start=pull.posted, end=pull.completed or now, bytes=pull.bytes,
-            outcome="failed" if failed else "ok",
+            outcome="failed" if failed else "expired" if late else "ok",
             peer=pull.peer, phase=phase, reason=reason,
         )  # fmt: skip
 
@@ -234,6 +242,19 @@ class NixlProbe:
             return result
 
         return release_xfer_handle
+
+    def _watch_send(self, original: Any) -> Any:
+        watch = guarded(self.heartbeat_sent)
+
+        def send_notif(*args: Any, **kwargs: Any) -> Any:
+            sent = time.time_ns()  # before: the lease is extended from then at least
+            result = original(*args, **kwargs)
+            message = kwargs.get("notif_msg", b"")
+            if message.startswith(b"HB:"):
+                watch(message, sent)
+            return result
+
+        return send_notif
 
     def _watch_notifs(self, original: Any) -> Any:
         @guarded

@@ -16,14 +16,18 @@ from importlib import metadata
 from typing import Any
 
 from . import __version__, guard, paths, semconv
-from .config import Options
+from .config import ConfigError, Options
 from .facts import Fact, Joiner
 from .feed import Feed
 from .guard import guarded
+from .lease import Lease
+from .offers import KEY_FILE, Offers, Peers, Verdict, grant_of, keys_from_environment
 from .recorder import Recorder
 from .wire import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello, Transfer, Wait
 
 LIMIT = 65_536  # requests remembered at once
+_MS = 1_000_000  # ns
+DEFAULT_LEASE = 30  # s, vLLM's own (NIXL/base_scheduler.py 0.32.0)
 
 # Reasons that can end a transfer of a tier: their failure counters start at 0.
 _REASONS = {
@@ -62,11 +66,18 @@ class SchedulerHalf:
     ) -> None:
         self.recorder = Recorder()
         self._tiers = tiers
-        self._offers: OrderedDict[str, int] = OrderedDict()
         self._loads: OrderedDict[str, _Load] = OrderedDict()
         self._external: OrderedDict[str, int] = OrderedDict()
         self._sends: OrderedDict[str, int] = OrderedDict()
         self._stores: set[int] = set()
+        self._arrived: OrderedDict[str, int] = OrderedDict()
+        self._leases: dict[str, Lease] = {}
+        self._margin = options.clock_margin_ms
+        self._offers_made = _offers(options, child_configs)
+        self._second_turns = any(
+            (config.kv_connector_extra_config or {}).get("bidirectional_kv_xfer")
+            for config in child_configs
+        )
         self._joiner = Joiner()
         self._dropped: dict[str, int] = {}
         found = map(_HostTier.find, children, child_configs)
@@ -82,6 +93,28 @@ class SchedulerHalf:
         self.feed.start()
 
     # What the connector tells, in the order of a request's life.
+
+    def arrived(self, request: Any) -> None:
+        """A request is new here: is its offer to be believed? Once a request.
+
+        Not guarded: an offer that could not be judged must not be believed.
+        """
+        name = request.request_id
+        if name in self._arrived:
+            return
+        _keep(self._arrived, name, 0)
+        params = request.kv_transfer_params
+        if not isinstance(params, dict):
+            return
+        if params.get("do_remote_decode"):
+            if not self._second_turns:
+                _take_out_offer_of_second_turn(params)
+            self._offers_made.expect_to_offer(request)
+            return
+        verdict = self._offers_made.judge(request)
+        if verdict is not None and not verdict.refused:
+            self._note_lease(name, params)
+        self._count_verdict(verdict)
 
     @guarded
     def allocated(self, request: str, child: int, tokens: int, *, waits: bool) -> None:
@@ -133,12 +166,22 @@ class SchedulerHalf:
         self._count_drops("rank_missing", self._joiner.dropped)
         self._count_drops("hook_failed", sum(guard.failures.values()))
 
+    def offer(self, request: Any, params: dict[str, Any] | None) -> None:
+        """vLLM is about to return `params` for a request that has ended: grant and sign."""
+        self._offers_made.grant(request, params)
+
+    def take_leases(self) -> dict[str, Lease]:
+        """Leases that the workers do not know yet, by request."""
+        leases, self._leases = self._leases, {}
+        return leases
+
     @guarded
     def finished(self, request: str, *, offered: bool) -> None:
         """A request ended here; `offered`: its blocks are held for another engine to read."""
         if request in self._loads:
             self._end_wait(request, "aborted")
         self._external.pop(request, None)
+        self._arrived.pop(request, None)
         if offered:
             _keep(self._sends, request, time.time_ns())
             self.recorder.set(semconv.TRANSFER_INFLIGHT, len(self._sends), "peer", "send")
@@ -146,6 +189,29 @@ class SchedulerHalf:
     def close(self) -> None:
         """Ends the feed."""
         self.feed.close()
+
+    @guarded
+    def _count_verdict(self, verdict: Verdict | None) -> None:
+        if verdict is None:
+            return
+        kind = "refused" if verdict.refused else "signed" if verdict.signed else "unsigned"
+        self.recorder.add(semconv.OFFERS, 1, kind)
+        if verdict.refused:
+            self.recorder.add(semconv.TRANSFER_FAILURES, 1, "peer", "recv", "", verdict.refused, "")
+
+    def _note_lease(self, request: str, params: dict[str, Any]) -> None:
+        """Ships the lease to the workers, who will judge the pull's end by it.
+
+        A prefill that does not run our connector grants nothing; then our own lease counts from
+        the arrival here, which is weaker. So it does for a grant from our future: the clocks lie
+        too far apart to believe either of them.
+        """
+        now = time.time_ns()
+        grant = grant_of(params)
+        if grant is None or grant.granted * _MS > now + self._margin * _MS:
+            grant = self._offers_made.own_grant()
+        remote = str(params.get("remote_request_id"))
+        self._leases[request] = Lease(remote, grant.end * _MS, grant.extension * _MS)
 
     def _record(self, fact: Fact) -> None:
         recorder = self.recorder
@@ -264,6 +330,43 @@ class _HostTier:
             if capacity and known and hasattr(manager, f"_get_num_free_{unit}"):
                 return cls(manager, unit, capacity)
         return None
+
+
+def _take_out_offer_of_second_turn(params: dict[str, Any]) -> None:
+    """Prefill takes no offers: vLLM would promise to load them, and park the request for ever.
+
+    Upstream answers the query for blocks of an earlier turn without checking whether it may pull
+    them (NIXL/pull_scheduler.py 0.32.0:66), but only plans the pull with ``bidirectional_kv_xfer``.
+    """
+    if params.get("remote_block_ids"):
+        params["remote_block_ids"] = None
+
+
+def _offers(options: Options, child_configs: list[Any]) -> Offers:
+    """Raises ConfigError: signatures are required and there is no key, or it cannot be used."""
+    keys = keys_from_environment()
+    if options.offers == "signed" and not keys:
+        raise ConfigError(
+            f'kvctl.offers is "signed", and {KEY_FILE} names no key file: '
+            "write the same random line of 16 characters or more into a file of mode 0600 for "
+            "prefill and decode"
+        )
+    lease = next(
+        (
+            int(extra["kv_lease_duration"])
+            for config in child_configs
+            if "kv_lease_duration" in (extra := config.kv_connector_extra_config or {})
+        ),
+        DEFAULT_LEASE,
+    )
+    return Offers(
+        keys,
+        required=options.offers == "signed",
+        peers=Peers(options.peers),
+        lease=lease * 1000,
+        # What a heartbeat adds (NIXL/base_worker.py 0.32.0:532, whole seconds).
+        extension=lease * 2 // 3 * 1000,
+    )
 
 
 def _hello(options: Options, vllm_config: Any) -> Hello:

@@ -32,6 +32,7 @@ PHASE = "phase"
 REASON = "reason"
 STATE = "state"
 SOURCE = "source"
+VERDICT = "verdict"
 SINK = "sink"
 CAUSE = "cause"
 # Carried by every data point of every outlet: engine id and data-parallel rank. The same
@@ -44,6 +45,7 @@ OUTCOMES = ("ok", "failed", "expired", "aborted")
 PHASES = ("handshake", "queue", "stage", "post", "move", "poll", "notify")
 STATES = ("remote_kv", "offload_load", "lookup")
 SOURCES = ("local", "peer", "host", "disk", "computed", "recomputed")
+VERDICTS = ("signed", "unsigned", "refused")
 REASONS = (
     "offer_unsigned",
     "offer_mismatch",
@@ -167,6 +169,11 @@ TIER_CAPACITY = Metric(
     "Bytes that the tier can hold.",
     (TIER,),
 )  # fmt: skip
+OFFERS = Metric(
+    "kvctl.offers", Kind.COUNTER, "{offer}",
+    "Offers of KV that decode received, by what became of them.",
+    (VERDICT,),
+)  # fmt: skip
 TELEMETRY_DROPPED = Metric(
     "kvctl.telemetry.dropped", Kind.COUNTER, "{item}",
     "Telemetry that was lost, by which outlet and why.",
@@ -194,6 +201,7 @@ METRICS: tuple[Metric, ...] = (
     PROMPT_TOKENS,
     TIER_USED,
     TIER_CAPACITY,
+    OFFERS,
     TELEMETRY_DROPPED,
     CONNECTOR_INFO,
     ENGINE_UP,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from .completion import CompletionMap, Loads, Released
 from .facts import Fact
-from .guard import guarded
+from .guard import guarded, logger
+from .lease import Lease, LeaseGuard
 from .nixl_probe import NixlProbe
 from .offload_probe import OffloadProbe
 
@@ -21,10 +23,16 @@ class WorkerHalf:
         tiers: the tier of each child, in the order of the children.
         children: the child connectors, worker role.
         rank, ranks: of this worker, and of all workers of the engine.
+        clock_margin_ms: by which a lease must still hold when its pull has ended.
     """
 
-    def __init__(self, tiers: list[str], children: list[Any], rank: int, ranks: int) -> None:
+    def __init__(
+        self, tiers: list[str], children: list[Any], rank: int, ranks: int, clock_margin_ms: int
+    ) -> None:
         self.completion = CompletionMap()
+        self.leases = LeaseGuard(clock_margin_ms * 1_000_000)
+        self._blocks: dict[str, list[int]] = {}
+        self._unreadable: set[int] = set()
         self._children = children
         self._out: deque[Fact] = deque(maxlen=MAX_FACTS)
         self._nixl: dict[int, NixlProbe] = {}
@@ -32,7 +40,7 @@ class WorkerHalf:
         for index, (tier, child) in enumerate(zip(tiers, children, strict=True)):
             worker = getattr(child, "connector_worker", None)
             if tier == "peer":
-                probe = self._nixl[index] = NixlProbe(rank, ranks)
+                probe = self._nixl[index] = NixlProbe(rank, ranks, self.leases.heartbeat_sent)
                 probe.install(worker)
             elif worker is not None:
                 self._offload[index] = OffloadProbe(tier, rank, ranks, self._out)
@@ -43,10 +51,17 @@ class WorkerHalf:
         for index, probe in self._offload.items():
             probe.install(self._children[index].connector_worker)
 
-    def bound(self, loads: Loads | None, metadata: tuple[Any, ...]) -> None:
-        """A step's metadata: which loads begin, and which requests the offload jobs serve."""
+    def bound(
+        self, loads: Loads | None, leases: Mapping[str, Lease] | None, metadata: tuple[Any, ...]
+    ) -> None:
+        """A step's metadata: which loads begin, under which leases, and whom the jobs serve."""
+        if leases:
+            self.leases.granted(leases)
         if loads:
             self.completion.expect(loads)
+        for index in self._nixl:
+            for request, meta in (getattr(metadata[index], "reqs_to_recv", None) or {}).items():
+                self._blocks[request] = [b for group in meta.local_block_ids for b in group]
         for index, probe in self._offload.items():
             child = metadata[index]
             if jobs := getattr(child, "store_jobs", None):
@@ -59,7 +74,9 @@ class WorkerHalf:
     ) -> None:
         """One child's transfer results: what is complete by them goes to `released`."""
         if received or failed:
-            self._note_received(child, received, failed)
+            late = self._late(child, received - failed)
+            self._note_received(child, received, failed, late)
+            failed = failed | late
             self.completion.report(child, received, failed, released)
         if sent:
             self._note_sent(child, sent)
@@ -85,11 +102,44 @@ class WorkerHalf:
         strays, self.completion.strays = self.completion.strays, 0
         return strays
 
+    def take_unreadable(self) -> set[int]:
+        """Blocks that late pulls have written since the last call: nobody may read them."""
+        blocks, self._unreadable = self._unreadable, set()
+        return blocks
+
+    def forget(self, requests: set[str]) -> None:
+        """Requests that have ended, however."""
+        for request in requests:
+            self._blocks.pop(request, None)
+            self.leases.forget(request)
+
+    def _late(self, child: int, received: set[str]) -> set[str]:
+        """Pulls that ended after their lease may have run out. Not guarded: see lease.py."""
+        if child not in self._nixl:
+            return set()
+        late = {request: by for request in received if (by := self.leases.ended(request))}
+        for request, by in late.items():
+            blocks = self._blocks.get(request, [])
+            self._unreadable.update(blocks)
+            logger.warning(
+                "kvctl: the pull of %s ended %.1f s after its lease may have run out: its %d "
+                "blocks are not used",
+                request,
+                by / 1e9,
+                len(blocks),
+            )
+        return set(late)
+
     @guarded
-    def _note_received(self, child: int, received: set[str], failed: set[str]) -> None:
+    def _note_received(
+        self, child: int, received: set[str], failed: set[str], late: set[str]
+    ) -> None:
         if (probe := self._nixl.get(child)) is not None:
             for request in {*received, *failed}:
-                self._out.append(probe.received(request, failed=request in failed))
+                self._blocks.pop(request, None)
+                self._out.append(
+                    probe.received(request, failed=request in failed, late=request in late)
+                )
 
     @guarded
     def _note_sent(self, child: int, sent: set[str]) -> None:

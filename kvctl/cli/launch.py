@@ -89,6 +89,7 @@ def _plan(
     from dataclasses import replace
 
     from kvctl.engine.environment import find
+    from kvctl.launch.offer_key import offer_key_path
     from kvctl.topology.load import load
     from kvctl.topology.plan import make_plan
     from kvctl.units import parse_duration
@@ -103,6 +104,7 @@ def _plan(
         topology,
         engine=find(topology.engine.python),
         connector_path=connector,
+        offer_key=offer_key_path(topology.name),
         node=node,
     )
     if timeout is None:

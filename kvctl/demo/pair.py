@@ -15,6 +15,7 @@ from kvctl.errors import KvctlError, UnreachableError, UsageError
 from kvctl.launch.connector_copy import lay_connector
 from kvctl.launch.ending import stop_run
 from kvctl.launch.launching import launch
+from kvctl.launch.offer_key import offer_key_path
 from kvctl.launch.state import STATE_DIR, load, state_dir
 from kvctl.topology.free_ports import free_base
 from kvctl.topology.load import load as load_topology
@@ -82,7 +83,9 @@ def running_pair(
             hint=f"free space there, or set {STATE_DIR} to a folder that can be written",
         ) from error
     topology = load_topology(str(file), text=text)
-    plan = make_plan(topology, engine=engine, connector_path=lay_connector())
+    plan = make_plan(
+        topology, engine=engine, connector_path=lay_connector(), offer_key=offer_key_path(NAME)
+    )
     stop = True
     try:
         try:

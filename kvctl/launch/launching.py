@@ -21,6 +21,7 @@ from kvctl.errors import Exit, InstanceError, KvctlError
 from kvctl.launch import procfs, requests, stopping
 from kvctl.launch.diagnosis import describe_exit
 from kvctl.launch.lock import RunLock, take
+from kvctl.launch.offer_key import lay_offer_key, offer_key_path
 from kvctl.launch.preflight import check
 from kvctl.launch.process import RUN_ID
 from kvctl.launch.state import RunState, load, log_path, run_folder, save
@@ -70,6 +71,8 @@ def _first_state(plan: Plan, lock: RunLock | None, text: str) -> RunState:
     check(plan, locked=lock is not None, previous=previous)
     folder = run_folder(plan.name)
     requests.clear(folder)
+    if plan.offer_key == offer_key_path(plan.name):
+        lay_offer_key(plan.offer_key)
     (folder / "topology.yaml").write_text(text)
     state = RunState(
         name=plan.name,

@@ -16,10 +16,13 @@ from urllib.parse import urlsplit
 from kvctl.engine.environment import nixl_remedy, vllm_remedy
 from kvctl.errors import Exit, KvctlError
 from kvctl.launch import ports
+from kvctl.launch.offer_key import offer_key_path
 from kvctl.launch.remedies import SHARED_MEMORY
 from kvctl.launch.shared_memory import SHM
 from kvctl.launch.state import STATE_DIR, RunState, run_folder
 from kvctl.units import format_bytes
+from kvctl_connector.config import ConfigError
+from kvctl_connector.offers import read_keys
 from kvctl_connector.paths import RUNTIME_DIR, RuntimeDirError, ensure_runtime_dir
 
 if TYPE_CHECKING:
@@ -66,7 +69,8 @@ def check(plan: Plan, *, locked: bool, previous: RunState | None) -> None:
     running = list(_running(plan, locked, previous))
     # Its own ports would be taken by what runs: one answer is enough.
     problems = running or [
-        *_model(plan), *_environment(plan), *_ports(plan), *_shared_memory(plan), *_folders(plan),
+        *_model(plan), *_offer_key(plan), *_environment(plan), *_ports(plan),
+        *_shared_memory(plan), *_folders(plan),
     ]  # fmt: skip
     if problems:
         raise PreflightError(plan.name, problems)
@@ -133,6 +137,20 @@ def _in_hub_cache(model: str, plan: Plan) -> bool:
     home = Path(_setting(plan, "HF_HOME") or "~/.cache/huggingface")
     cache = Path(_setting(plan, "HF_HUB_CACHE") or home / "hub").expanduser()
     return (cache / f"models--{model.replace('/', '--')}").is_dir()
+
+
+def _offer_key(plan: Plan) -> Iterator[Problem]:
+    """A key that the file names must be there; the topology's own is made by the launch."""
+    if plan.offer_key == offer_key_path(plan.name):
+        return
+    try:
+        read_keys(str(plan.offer_key))
+    except ConfigError as error:
+        yield Problem(
+            f"{plan.file}: transfer.offer_key: {error}",
+            "make one: (umask 077; head -c 32 /dev/urandom | base64 > FILE), the same on all nodes",
+            Exit.USAGE,
+        )
 
 
 def _environment(plan: Plan) -> Iterator[Problem]:

@@ -78,6 +78,11 @@ def _nodes(topology: Topology) -> Found:
                 f"there is no node {node}; "
                 + (f"there are {known}" if known else "nodes: gives names and addresses"),
             )
+    if len(topology.nodes) > 1 and topology.transfer.offer_key is None:
+        yield (
+            ("nodes",),
+            "several nodes need one key for prefill's offers: name its file in transfer.offer_key",
+        )
 
 
 def _env(topology: Topology) -> Found:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from kvctl.topology.layout import Slot
+from kvctl.topology.layout import Slot, slots
 from kvctl.topology.models import Topology
 from kvctl.topology.text import json_text
 
@@ -41,10 +41,17 @@ def transfer_config(
                     "instance": slot.name,
                     "role": slot.role,
                     "mode": "compose",
+                    "offers": "signed",
+                    "peers": peers(topology),
                 },
             },
         }
     )
+
+
+def peers(topology: Topology) -> list[str]:
+    """The hosts whose engines a decode engine may be sent to: those of the prefill instances."""
+    return sorted({slot.address for slot in slots(topology) if slot.role == "prefill"})
 
 
 def host_shares(topology: Topology, engines: Sequence[Slot]) -> list[int | None]:

@@ -113,6 +113,9 @@ def _with_paths(topology: Topology, folder: FilePath) -> Topology:
     python = topology.engine.python
     if python and ("/" in python or python.startswith("~")):
         changes["engine"] = Engine(python=_absolute(folder, python))
+    if key := topology.transfer.offer_key:
+        absolute = {"offer_key": _absolute(folder, key)}
+        changes["transfer"] = topology.transfer.model_copy(update=absolute)
     return topology.model_copy(update=changes) if changes else topology
 
 

@@ -118,6 +118,13 @@ class Transfer(_Strict):
         description="How long prefill keeps a finished request's KV for a decode that has not "
         "asked for it; renewed while decode is waiting.",
     )
+    offer_key: Line | None = Field(
+        default=None,
+        description="File of mode 0600 with the key by which prefill signs what it offers; all "
+        "nodes need the same. One key a line: the first signs, all are accepted, so a key can be "
+        "changed while engines run. A relative path counts from the file's folder. Default: "
+        "kvctl makes a key for the topology in its state folder.",
+    )
     backends: list[Line] = Field(
         default=["UCX"], min_length=1, description="NIXL back ends, for example `UCX`, `LIBFABRIC`."
     )

@@ -28,6 +28,7 @@ from kvctl.topology.layout import (
     slots,
 )
 from kvctl.topology.models import Role, Router, Topology
+from kvctl_connector.offers import KEY_FILE
 from kvctl_connector.paths import feed_path, runtime_dir
 
 ROUTER = "vllm-router"
@@ -62,7 +63,8 @@ class Process:
 @dataclass(frozen=True)
 class Plan:
     """What `kvctl launch` starts on one node, in this order: engines, each with its relays, then
-    the router, which is started when all engines are ready. Timeouts are in seconds."""
+    the router, which is started when all engines are ready. Timeouts are in seconds. `offer_key` is
+    the file with the key by which prefill signs its offers."""
 
     name: str
     processes: tuple[Process, ...]
@@ -72,6 +74,7 @@ class Plan:
     engine: EngineEnvironment
     node: str | None
     file: str
+    offer_key: Path
 
 
 def make_plan(
@@ -79,6 +82,7 @@ def make_plan(
     *,
     engine: EngineEnvironment,
     connector_path: Path,
+    offer_key: Path,
     node: str | None = None,
     cores: Cores | None = None,
 ) -> Plan:
@@ -87,6 +91,7 @@ def make_plan(
     Args:
         engine: the environment that vLLM is started from.
         connector_path: folder that holds a copy of ``kvctl_connector`` and nothing else.
+        offer_key: the key file for prefill's offers where the topology names none.
         node: which node of the file; None where the file has none.
         cores: for the workers of CPU engines; by default this machine's.
 
@@ -97,7 +102,8 @@ def make_plan(
     engines = slots(topology)
     here = [slot for slot in engines if slot.node == node]
     _check_gpus(topology, here, engine.platform)
-    planner = _Planner(topology, engine, connector_path)
+    key = Path(topology.transfer.offer_key or offer_key)
+    planner = _Planner(topology, engine, connector_path, key)
     devices = variables.of_devices(topology, here, platform=engine.platform, cores=cores)
     shares = dict(zip((slot.name for slot in engines), host_shares(topology, engines), strict=True))
     processes: list[Process] = []
@@ -115,12 +121,20 @@ def make_plan(
         engine=engine,
         node=node,
         file=topology.source,
+        offer_key=key,
     )
 
 
 class _Planner:
-    def __init__(self, topology: Topology, engine: EngineEnvironment, connector_path: Path) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        engine: EngineEnvironment,
+        connector_path: Path,
+        offer_key: Path,
+    ) -> None:
         self._topology = topology
+        self._offer_key = offer_key
         self._engine = engine
         self._connector_path = connector_path
         self._runtime_dir = runtime_dir()
@@ -145,6 +159,7 @@ class _Planner:
             env={
                 **variables.of_every_process(self._runtime_dir),
                 **variables.of_engine(topology, slot, devices, self._connector_path),
+                KEY_FILE: str(self._offer_key),
             },
             url=_url(slot.address, slot.port),
             ports=ports,

@@ -23,6 +23,7 @@ def commands(plan: Plan, *, connector_source: Path, connector_path: Path) -> str
         connector_path: the folder that the engines find a copy of it in.
     """
     engines = sum(process.kind == "engine" for process in plan.processes)
+    key = shlex.quote(str(plan.offer_key))
     where = f" on node {plan.node}" if plan.node else ""
     lines = [
         f"# {plan.name}{where}, from {plan.file}: {engines} engines of {plan.engine.python}.",
@@ -32,6 +33,10 @@ def commands(plan: Plan, *, connector_source: Path, connector_path: Path) -> str
         "# The connector, alone in a folder that the engines have on their PYTHONPATH:",
         f"mkdir -p {shlex.quote(str(connector_path))}",
         f"cp -r {shlex.quote(str(connector_source))} {shlex.quote(str(connector_path))}/",
+        "",
+        "# The key by which prefill signs what it offers, once:",
+        f"mkdir -p {shlex.quote(str(plan.offer_key.parent))}",
+        f"test -e {key} || (umask 077; head -c 32 /dev/urandom | base64 > {key})",
     ]
     for process in plan.processes:
         lines += ["", f"# {_title(process)}", _command(process)]

@@ -1,6 +1,7 @@
 """The connector class over the installed vLLM, with fake children in place of NIXL and offload."""
 
 import inspect
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +10,10 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import base, multi_connector
 
 from kvctl_connector import connector as connector_module
-from kvctl_connector.completion import CompletionMap
 from kvctl_connector.connector import Metadata, MultiConnector, WorkerMetadata
 from kvctl_connector.facts import Fact
+from kvctl_connector.lease import Lease
+from kvctl_connector.nixl_probe import NixlProbe
 
 FACT = Fact(0, 1, "peer", "recv", "r", "r", 1, 2, 3, "ok")
 
@@ -26,6 +28,7 @@ class FakeChild:
         self.connector_scheduler = SimpleNamespace(_current_batch_allocated_block_ids=set())
         self.worker_meta: Any = None
         self.events: list[str] = []
+        self.seen: list[dict[str, Any]] = []
 
     def get_num_new_matched_tokens(self, request: Any, computed: int) -> tuple[int | None, bool]:
         return self.matched
@@ -35,6 +38,12 @@ class FakeChild:
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         return SimpleNamespace(store_jobs={})
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return set()
+
+    def on_new_request(self, request: Any) -> None:
+        self.seen.append(dict(request.kv_transfer_params))
 
     def bind_connector_metadata(self, metadata: Any) -> None: ...
 
@@ -54,6 +63,9 @@ class RecordingHalf:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
+    def take_leases(self) -> dict[str, Lease]:
+        return {}
+
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: self.calls.append((name, *args, *kwargs.values()))
 
@@ -68,11 +80,9 @@ def make_connector(children: int = 2, *, worker: bool = False) -> Any:
     made._scheduler_half = None if worker else RecordingHalf()
     made._worker_half = None
     if worker:
-        half: Any = object.__new__(connector_module.WorkerHalf)
-        half.completion = CompletionMap()
+        half: Any = connector_module.WorkerHalf([], [], 0, 1, 500)
         half._children = made._connectors
-        half._nixl, half._offload = {}, {}
-        half._out = connector_module.WorkerHalf([], [], 0, 1)._out
+        half._nixl[0] = NixlProbe(0, 1)  # the first child is the one that pulls
         made._worker_half = half
     return made
 
@@ -198,6 +208,40 @@ def test_a_failed_load_is_reported_received_and_failed() -> None:
     made.bind_connector_metadata(Metadata(metadata=(None, None), loads={"r": (0,)}))
     results = made.get_transfer_results(set())
     assert (results.finished_recving, results.failed_recving) == ({"r"}, {"r"})
+
+
+def test_a_pull_that_ended_too_late_is_failed_and_its_blocks_are_unreadable() -> None:
+    made = make_connector(worker=True)
+    made._connectors[0].results = base.KVConnectorTransferResults(finished_recving={"r", "s"})
+    plans = {
+        "r": SimpleNamespace(local_block_ids=([4, 5, 6],)),
+        "s": SimpleNamespace(local_block_ids=([7],)),
+    }
+    now = time.time_ns()
+    leases = {"r": Lease("p-r", now - 1, 0), "s": Lease("p-s", now + 60 * 10**9, 0)}
+    made.bind_connector_metadata(
+        Metadata(
+            metadata=(SimpleNamespace(reqs_to_recv=plans), None),
+            loads={"r": (0,), "s": (0,)},
+            leases=leases,
+        )
+    )
+
+    results = made.get_transfer_results(set())
+
+    assert results.finished_recving == {"r", "s"}
+    assert results.failed_recving == {"r"}
+    assert made.get_block_ids_with_load_errors() == {4, 5, 6}
+    assert made.get_block_ids_with_load_errors() == set(), "told once"
+    outcomes = {f.request: f.outcome for f in made.build_connector_worker_meta().facts}
+    assert outcomes == {"r": "expired", "s": "ok"}
+
+
+def test_an_offer_is_judged_before_any_child_sees_it() -> None:
+    made = make_connector()
+    made._scheduler_half.arrived = lambda request: request.kv_transfer_params.update(refused=True)
+    made.on_new_request(SimpleNamespace(request_id="r", kv_transfer_params={}))
+    assert [child.seen for child in made._connectors] == [[{"refused": True}]] * 2
 
 
 def test_releases_that_ask_the_older_question_are_answered(

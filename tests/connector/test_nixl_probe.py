@@ -43,6 +43,10 @@ class FakeWrapper:
     def get_new_notifs(self) -> dict[str, list[bytes]]:
         return self.notifications
 
+    def send_notif(self, agent: str, notif_msg: bytes) -> None:
+        if self.refuses:
+            raise RuntimeError("NIXL_ERR_REMOTE_DISCONNECT")
+
     def get_agent_metadata(self) -> str:
         return "untouched"
 
@@ -179,6 +183,25 @@ def test_an_offer_that_was_read_is_sent_and_one_that_was_not_has_expired(
         "id:with:colons": "ok",
     }
     assert facts["unread"].reason == "lease_expired"
+
+
+def test_heartbeats_that_were_sent_are_told_and_those_that_failed_are_not(
+    worker: FakeWorker, clock: SimpleNamespace
+) -> None:
+    told: list[tuple[bytes, int]] = []
+    NixlProbe(0, 1, lambda message, sent: told.append((message, sent))).install(worker)
+    worker.nixl_wrapper.send_notif("prefill", notif_msg=b"HB:a,b")
+    worker.nixl_wrapper.send_notif("prefill", notif_msg=b"a:1")
+    worker.nixl_wrapper._kvctl_original.refuses = True
+    with pytest.raises(RuntimeError):
+        worker.nixl_wrapper.send_notif("prefill", notif_msg=b"HB:lost")
+    assert told == [(b"HB:a,b", clock.ns)]
+
+
+def test_a_late_pull_is_expired(worker: FakeWorker, probe: NixlProbe) -> None:
+    worker._read_blocks(request_id="r", dst_engine_id="prefill")
+    fact = probe.received("r", failed=False, late=True)
+    assert (fact.outcome, fact.phase, fact.reason) == ("expired", "move", "lease_expired")
 
 
 def test_everything_else_goes_to_the_wrapper_untouched(

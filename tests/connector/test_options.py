@@ -16,9 +16,13 @@ def test_options_are_read() -> None:
     ("raw", "message"),
     [
         ({"rol": "prefill"}, r"unknown options \['rol'\]; known are .*'role'"),
-        ({"role": "prefil"}, "kvctl.role is 'prefil'; allowed are prefill, decode and both"),
-        ({"mode": "yolo"}, "kvctl.mode is 'yolo'; allowed is compose"),
+        ({"role": "prefil"}, "kvctl.role is 'prefil'; allowed are prefill, decode, both"),
+        ({"mode": "yolo"}, "kvctl.mode is 'yolo'; allowed are compose"),
         ({"topology": 7}, "kvctl.topology must be a string, not 7"),
+        ({"offers": "blindly"}, "kvctl.offers is 'blindly'; allowed are accept, signed"),
+        ({"peers": "10.0.0.1"}, "kvctl.peers must be a list of hosts and networks"),
+        ({"peers": [7]}, "kvctl.peers must be a list of hosts and networks"),
+        ({"clock_margin_ms": 0.5}, "kvctl.clock_margin_ms must be whole milliseconds"),
     ],
 )
 def test_mistakes_are_named(raw: dict[str, object], message: str) -> None:

@@ -1,5 +1,6 @@
 """The scheduler half: from facts to sums, over its real feed."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvctl_connector.config import Options
+from kvctl_connector.config import ConfigError, Options
 from kvctl_connector.facts import Fact
 from kvctl_connector.scheduler_half import SchedulerHalf
 from kvctl_connector.wire import Transfer, Wait
@@ -30,9 +31,7 @@ def make_fact(**changes: Any) -> Fact:
     return fact._replace(**changes)
 
 
-@pytest.fixture
-def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SchedulerHalf]:
-    monkeypatch.setenv("KVCTL_RUNTIME_DIR", str(tmp_path / "run"))
+def make_half(options: Options) -> SchedulerHalf:
     vllm_config = SimpleNamespace(
         kv_transfer_config=SimpleNamespace(engine_id="engine"),
         parallel_config=SimpleNamespace(data_parallel_index=2),
@@ -44,8 +43,13 @@ def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SchedulerH
         SimpleNamespace(kv_connector_extra_config={}),
         SimpleNamespace(kv_connector_extra_config={"cpu_bytes_to_use": 1000}),
     ]
-    options = Options(topology="t", instance="decode-0", role="decode")
-    half = SchedulerHalf(options, vllm_config, ["peer", "host"], children, configs)
+    return SchedulerHalf(options, vllm_config, ["peer", "host"], children, configs)
+
+
+@pytest.fixture
+def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SchedulerHalf]:
+    monkeypatch.setenv("KVCTL_RUNTIME_DIR", str(tmp_path / "run"))
+    half = make_half(Options(topology="t", instance="decode-0", role="decode"))
     yield half
     half.close()
 
@@ -163,6 +167,76 @@ def test_a_synchronous_load_does_not_wait(half: SchedulerHalf) -> None:
     found = values(half)
     assert found["request.waiting", "offload_load"] == 0
     assert found["prompt.tokens", "host"] == 128
+
+
+def make_request(name: str, params: dict[str, Any]) -> Any:
+    return SimpleNamespace(
+        request_id=name, prompt_token_ids=[1, 2, 3], kv_transfer_params=params, cache_salt=None
+    )
+
+
+def make_offer(**changes: Any) -> dict[str, Any]:
+    known = {
+        "do_remote_prefill": True, "remote_engine_id": "prefill", "remote_request_id": "p-1",
+        "remote_block_ids": [[1]], "remote_host": "127.0.0.1", "remote_port": 5600, "tp_size": 1,
+    }  # fmt: skip
+    return known | changes
+
+
+def test_an_unsigned_offer_is_taken_once_and_counted(half: SchedulerHalf) -> None:
+    first = make_request("r", make_offer())
+    half.arrived(first)
+    half.arrived(first)  # asked about again at every step until it is admitted
+    second = make_request("again", make_offer())
+    half.arrived(second)
+
+    assert first.kv_transfer_params["do_remote_prefill"]
+    assert not second.kv_transfer_params["do_remote_prefill"]
+    found = values(half)
+    assert (found["offers", "unsigned"], found["offers", "refused"]) == (1, 1)
+    assert found["transfer.failures", "peer", "recv", "offer_reused"] == 1
+
+
+def test_without_a_grant_our_own_lease_counts_from_the_arrival(half: SchedulerHalf) -> None:
+    before = time.time_ns()
+    half.arrived(make_request("r", make_offer()))
+    (lease,) = half.take_leases().values()
+    assert lease.remote_request == "p-1"
+    assert 29 * SECOND < lease.end - before < 31 * SECOND
+    assert half.take_leases() == {}
+
+
+def test_a_grant_is_what_counts_unless_it_comes_from_our_future(half: SchedulerHalf) -> None:
+    now = time.time_ns() // 1_000_000
+    half.arrived(make_request("r", make_offer(kvctl_lease=[now - 2000, 7000, 4000])))
+    (lease,) = half.take_leases().values()
+    assert (lease.end, lease.extension) == ((now + 5000) * 1_000_000, 4 * SECOND)
+
+    ahead = make_offer(kvctl_lease=[now + 3_600_000, 7000, 4000], remote_request_id="p-2")
+    half.arrived(make_request("s", ahead))
+    (own,) = half.take_leases().values()
+    assert own.end < time.time_ns() + 31 * SECOND
+
+
+def test_prefill_grants_and_decode_judges(half: SchedulerHalf) -> None:
+    request = make_request("r", {"do_remote_decode": True})
+    half.arrived(request)
+    params = make_offer()
+    half.offer(request, params)
+    assert [type(part) for part in params["kvctl_lease"]] == [int, int, int]
+    assert "kvctl_signature" not in params, "there is no key here"
+
+
+def test_a_client_cannot_make_prefill_wait_for_blocks_it_will_not_pull(half: SchedulerHalf) -> None:
+    params = make_offer(do_remote_prefill=False, do_remote_decode=True, remote_num_tokens=500)
+    half.arrived(make_request("r", params))
+    assert params["remote_block_ids"] is None
+
+
+def test_signatures_need_a_key(half: SchedulerHalf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVCTL_OFFER_KEY_FILE", raising=False)
+    with pytest.raises(ConfigError, match="names no key file"):
+        make_half(Options(topology="t", instance="other", role="decode", offers="signed"))
 
 
 def test_strays_and_missing_hooks_are_counted(half: SchedulerHalf) -> None:

@@ -57,6 +57,7 @@ def test_on_cpus_the_file_gives_a_plan_with_a_small_device_cache() -> None:
         load("demo.yaml", text=make_text()),
         engine=make_engine("cpu"),
         connector_path=Path("/c"),
+        offer_key=Path("/key"),
     )
     assert [each.name for each in plan.processes] == ["prefill-0", "decode-0", "router"]
     engine = plan.processes[0]
@@ -74,6 +75,7 @@ def test_one_gpu_is_shared_with_a_part_of_its_memory_each() -> None:
         load("demo.yaml", text=make_text("cuda", gpus=("0",))),
         engine=make_engine("cuda"),
         connector_path=Path("/c"),
+        offer_key=Path("/key"),
     )
     for engine in plan.processes[:2]:
         assert engine.env["CUDA_VISIBLE_DEVICES"] == "0"
@@ -87,6 +89,7 @@ def test_two_gpus_get_an_engine_each() -> None:
         load("demo.yaml", text=make_text("cuda", gpus=("0", "GPU-77"))),
         engine=make_engine("cuda"),
         connector_path=Path("/c"),
+        offer_key=Path("/key"),
     )
     assert [each.env["CUDA_VISIBLE_DEVICES"] for each in plan.processes[:2]] == ["0", "GPU-77"]
     assert "gpu-memory-utilization" not in " ".join(plan.processes[0].argv)

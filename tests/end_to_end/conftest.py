@@ -11,7 +11,7 @@ import pytest
 import yaml
 from otlp_receiver import OtlpReceiver, http_receiver
 from pair import START, STOP, Pair, free_block, print_stacks, session_of
-from planting_spec import PLANT_WHEN
+from planting_spec import FOLDER
 
 from kvctl.demo.model import SERVED_NAME, tiny_model
 from kvctl.demo.prompts import make_prompts
@@ -68,7 +68,8 @@ def pair(tool: Path, receiver: OtlpReceiver, places: Path, engine_python: Path) 
     references = reference_answers(
         question, model=model, python=engine_python, log=places / "reference.log"
     )
-    plant = places / "plant"
+    flags = places / "flags"
+    flags.mkdir()
     base = free_block()
     content = {
         "version": 1,
@@ -79,7 +80,7 @@ def pair(tool: Path, receiver: OtlpReceiver, places: Path, engine_python: Path) 
         "env": {
             **setting.env,
             "PYTHONPATH": str(Path(__file__).parent),
-            PLANT_WHEN: str(plant),
+            FOLDER: str(flags),
         },
         "transfer": {"kv_lease_duration": "10s"},
         "offload": {
@@ -95,10 +96,12 @@ def pair(tool: Path, receiver: OtlpReceiver, places: Path, engine_python: Path) 
     file = places / "e2e.yaml"
     file.write_text(yaml.safe_dump(content, sort_keys=False))
     before = set(Path("/dev/shm").iterdir())
-    running = Pair(tool, file, "", SERVED_NAME, prompts, references, plant, before)
+    running = Pair(tool, file, "", SERVED_NAME, prompts, references, flags, before)
     launched = running.run("launch", "-d", str(file), timeout=START + STOP)
     assert launched.returncode == 0, launched.stdout + launched.stderr
     running.url = running.record("router")["url"]
+    running.prefill_url = running.record("prefill-0")["url"]
+    running.decode_url = running.record("decode-0")["url"]
     yield running
     stopped = running.run("stop", "-p", "e2e", timeout=3 * STOP)
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr

@@ -9,14 +9,16 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvctl.demo.compare import Answer, Comparison, compare
+from kvctl.demo.reference import MAX_TOKENS, TOP
 from kvctl.demo.setting import CPU_BOUND, DEADLINE
-from kvctl.demo.traffic import ask
+from kvctl.demo.traffic import ask, parse
 from kvctl.sources.feed import read_snapshot
 from kvctl.sources.snapshot import EngineSnapshot
 
@@ -32,7 +34,7 @@ class Pair:
         kvctl: the command, of an environment that holds the wheel and no vLLM.
         state: ``kvctl ps --json``'s view when it was ready.
         prompts, references: token ids, and what one plain engine answers.
-        plant: the file that makes the next host load wrong (see planting_spec).
+        flags: the folder of the files that make engines misbehave (see planting_spec).
     """
 
     kvctl: Path
@@ -41,8 +43,10 @@ class Pair:
     model: str
     prompts: list[list[int]]
     references: list[Answer]
-    plant: Path
+    flags: Path
     shared_memory_before: set[Path] = field(default_factory=set)
+    prefill_url: str = ""
+    decode_url: str = ""
 
     def run(self, *arguments: str, timeout: float = STOP) -> subprocess.CompletedProcess[str]:
         """Runs a kvctl command to its end."""
@@ -54,6 +58,51 @@ class Pair:
         """Sends one prompt through the router and compares the answer with its reference."""
         answer = ask(self.url, self.prompts[prompt], model=self.model, deadline=DEADLINE)
         return compare(self.references[prompt], answer, bound=CPU_BOUND)
+
+    def offer(self, prompt: int) -> dict[str, Any]:
+        """Has prefill compute a prompt, and returns what it offers decode."""
+        first = {
+            "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
+            "remote_block_ids": None, "remote_host": None, "remote_port": None,
+        }  # fmt: skip
+        answer = self._complete(self.prefill_url, self.prompts[prompt], first, max_tokens=1)
+        return dict(answer["kv_transfer_params"])
+
+    def compute(self, prompt: int) -> None:
+        """Has prefill compute a prompt for itself; its blocks are free again afterwards."""
+        self._complete(self.prefill_url, self.prompts[prompt], None, max_tokens=1)
+
+    def take(self, prompt: int, offer: dict[str, Any] | None) -> Comparison:
+        """Asks decode for a prompt with an offer, whosever it is, and compares the answer."""
+        (compared,) = self.take_several([prompt], offer)
+        return compared
+
+    def take_several(self, prompts: list[int], offer: dict[str, Any] | None) -> list[Comparison]:
+        """Several prompts in one completion, over one offer."""
+        texts = [self.prompts[prompt] for prompt in prompts]
+        answer = self._complete(self.decode_url, texts, offer, max_tokens=MAX_TOKENS)
+        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+        return [
+            compare(self.references[prompt], parse({"choices": [choice]}), bound=CPU_BOUND)
+            for prompt, choice in zip(prompts, choices, strict=True)
+        ]
+
+    def _complete(self, url: str, prompt: Any, params: Any, max_tokens: int) -> dict[str, Any]:
+        body = {
+            "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0,
+            "ignore_eos": True, "logprobs": TOP, "return_tokens_as_token_ids": True,
+            "kv_transfer_params": params,
+        }  # fmt: skip
+        request = urllib.request.Request(
+            f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=2 * DEADLINE) as response:
+            return dict(json.load(response))
+
+    def refused(self, reason: str) -> int:
+        """How many offers decode has refused for that reason."""
+        failures = self.seen("decode-0").failures
+        return sum(each.count for each in failures if each.reason == reason)
 
     def record(self, name: str) -> dict[str, Any]:
         """The state file's record of one process."""
@@ -110,6 +159,16 @@ def session_of(pid: int) -> list[int]:
             if int(fields[3]) == pid and fields[0] != "Z":
                 found.append(int(entry.name))
     return found
+
+
+def worker_of(pid: int) -> int:
+    """The worker process of an engine."""
+    (worker,) = (
+        member
+        for member in session_of(pid)
+        if (Path("/proc") / str(member) / "comm").read_text().startswith("VLLM::Worker")
+    )
+    return worker
 
 
 def kill_session(pid: int) -> None:

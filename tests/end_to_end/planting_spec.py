@@ -1,7 +1,10 @@
 """A host tier that can plant one wrong block, for the self-test of the answers' comparison.
 
-It exists in the tests only: the engine finds it because their topology names this module. While
-the file named by PLANT_WHEN exists, the next load from host memory gets one wrong block: its
+It exists in the tests only: the engine finds it because their topology names this module. Being
+loaded in the engine core and in the workers, it can also switch off the guards there, to show that
+the tests of the guards go red without them: while a file of FOLDER is called ``no-lease-guard`` or
+``no-offer-check``, there is none. While
+``plant`` exists, the next load from host memory gets one wrong block: its
 last one also in the place of its first.
 """
 
@@ -10,13 +13,40 @@ from pathlib import Path
 from typing import Any
 
 from kvctl_connector.host_memory import HostMemorySpec, HostMemoryWorker
+from kvctl_connector.lease import LeaseGuard
+from kvctl_connector.offers import Offers, Verdict
 
-PLANT_WHEN = "KVCTL_TEST_PLANT_WHEN"
+FOLDER = "KVCTL_TEST_FOLDER"
+PLANT = "plant"
+NO_LEASE_GUARD = "no-lease-guard"
+NO_OFFER_CHECK = "no-offer-check"
+
+
+def _flag(name: str) -> Path:
+    return Path(os.environ[FOLDER]) / name
+
+
+def _without_guards() -> None:
+    ended, judge = LeaseGuard.ended, Offers.judge
+
+    def believe_the_pull(self: LeaseGuard, request: str) -> int:
+        late = ended(self, request)
+        return 0 if _flag(NO_LEASE_GUARD).exists() else late
+
+    def believe_the_offer(self: Offers, request: Any) -> Verdict | None:
+        return None if _flag(NO_OFFER_CHECK).exists() else judge(self, request)
+
+    LeaseGuard.ended = believe_the_pull  # type: ignore[method-assign]
+    Offers.judge = believe_the_offer  # type: ignore[method-assign]
+
+
+if FOLDER in os.environ:  # in an engine
+    _without_guards()
 
 
 class PlantingHostWorker(HostMemoryWorker):
     def _copy(self, device: Any, host: Any, *, to_host: bool) -> int:
-        flag = Path(os.environ[PLANT_WHEN])
+        flag = _flag(PLANT)
         if not to_host and flag.exists():
             flag.unlink()
             first, last = (int(host.block_ids[at]) for at in (0, -1))

@@ -105,3 +105,11 @@ def test_folders_that_cannot_be_used(place: Place) -> None:
     assert f"the log folder {logs} cannot be written" in err
     assert "KVCTL_STATE_DIR" in err
     assert "no place for the feeds' sockets" in err
+
+
+def test_an_offer_key_that_the_file_names(place: Place) -> None:
+    key = place.folder / "key"
+    plan = place.plan(place.engine("prefill-0"), offer_key=str(key))
+    code, err = refused(place, plan)
+    assert code == 2
+    assert f"transfer.offer_key: KVCTL_OFFER_KEY_FILE: {key} cannot be read" in err

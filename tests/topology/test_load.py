@@ -190,15 +190,27 @@ def test_engines_that_share_a_gpu_need_a_part_of_its_memory() -> None:
     assert read(HEAD + one_gpu + "args: {gpu-memory-utilization: 0.45}")
 
 
-def test_with_nodes_every_instance_has_one() -> None:
+KEY = "transfer: {offer_key: /etc/kvctl/offer.key}\n"
+
+
+def test_several_nodes_need_one_key() -> None:
     nodes = "nodes: {a: {address: 10.0.0.1}, b: {address: 10.0.0.2}}\n"
+    placed = "instances: {p: {role: prefill, node: a}, d: {role: decode, node: b}}\n"
+    assert complaint(HEAD + nodes + placed) == (
+        "kvctl.yaml:3:8: nodes: several nodes need one key for prefill's offers: name its file in "
+        "transfer.offer_key"
+    )
+
+
+def test_with_nodes_every_instance_has_one() -> None:
+    nodes = "nodes: {a: {address: 10.0.0.1}, b: {address: 10.0.0.2}}\n" + KEY
     placed = "instances:\n  p: {role: prefill, node: a}\n  d: {role: decode, node: b}\n"
     assert read(HEAD + nodes + placed).instances["d"].node == "b"
     assert complaint(HEAD + nodes + placed.replace(", node: b", ", node: c")) == (
-        "kvctl.yaml:6:27: instances.d.node: there is no node c; there are a, b"
+        "kvctl.yaml:7:27: instances.d.node: there is no node c; there are a, b"
     )
     assert complaint(HEAD + nodes + placed.replace(", node: b", "")) == (
-        "kvctl.yaml:6:3: instances.d.node: missing; with nodes every instance says where it runs: "
+        "kvctl.yaml:7:3: instances.d.node: missing; with nodes every instance says where it runs: "
         "a, b"
     )
 

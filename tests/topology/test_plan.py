@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ def test_a_pair_on_cpus() -> None:
     )  # fmt: skip
     assert prefill.env == {
         "KVCTL_RUNTIME_DIR": "/run/kvctl",
+        "KVCTL_OFFER_KEY_FILE": "/key",
         "PYTHONPATH": str(CONNECTOR),
         "PYTHONSAFEPATH": "1",
         "PYTHONHASHSEED": "0",
@@ -90,6 +92,8 @@ def test_the_connector_on_cpus() -> None:
                 "instance": "prefill-0",
                 "role": "prefill",
                 "mode": "compose",
+                "offers": "signed",
+                "peers": ["127.0.0.1"],
             },
         },
     }
@@ -151,7 +155,12 @@ def test_no_router() -> None:
 
 
 def test_an_unknown_router_is_left_to_the_path() -> None:
-    plan = make_plan(make_topology(), engine=make_engine(router=None), connector_path=CONNECTOR)
+    plan = make_plan(
+        make_topology(),
+        engine=make_engine(router=None),
+        connector_path=CONNECTOR,
+        offer_key=Path("/key"),
+    )
     assert process(plan, "router").argv[0] == "vllm-router"
 
 
@@ -233,7 +242,7 @@ def test_what_the_file_sets_wins() -> None:
     assert after(own, "--dtype") == "float32"
 
 
-NODES = "nodes: {a: {address: 10.0.0.1}, b: {address: 'fd00::2'}}\n"
+NODES = "nodes: {a: {address: 10.0.0.1}, b: {address: 'fd00::2'}}\ntransfer: {offer_key: /k}\n"
 PLACED = "  p: {role: prefill, node: a}\n  d: {role: decode, node: b, replicas: 2}\n"
 
 

@@ -31,6 +31,7 @@ def planned(setting: Setting, platform: str) -> Plan:
         load("kvctl.yaml", text=starter(setting)),
         engine=make_engine(platform),
         connector_path=CONNECTOR,
+        offer_key=Path("/key"),
         cores=Cores((0,), (1,)),
     )
 

@@ -41,6 +41,7 @@ def plan_of(
         make_topology(rest, instances=instances),
         engine=make_engine(platform),
         connector_path=CONNECTOR,
+        offer_key=Path("/key"),
         node=node,
         cores=cores,
     )

@@ -1,0 +1,175 @@
+"""What decode must not answer from: offers that are not its own, and blocks read too late.
+
+Upstream answers each of these with another prompt's KV and HTTP 200, or dies of it. Each guard is
+switched off once, by the tests' own module in the engine, to show that these tests can go red.
+"""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pair import Pair, wait_for, worker_of
+from planting_spec import NO_LEASE_GUARD, NO_OFFER_CHECK
+
+from kvctl.demo.compare import Comparison
+
+pytestmark = pytest.mark.engine
+
+LEASE = 10.0  # seconds
+OTHERS = range(12, 24)  # prompts that nobody asks for here, to fill prefill's cache with
+
+
+@pytest.fixture(scope="module")
+def long(pair: Pair) -> list[int]:
+    """Prompts of six blocks and more, longest first, that these tests ask for."""
+    first = sorted(range(12), key=lambda prompt: -len(pair.prompts[prompt]))
+    return [prompt for prompt in first if len(pair.prompts[prompt]) >= 6 * 128]
+
+
+@contextmanager
+def flag(pair: Pair, name: str) -> Iterator[None]:
+    file = pair.flags / name
+    file.touch()
+    try:
+        yield
+    finally:
+        file.unlink()
+
+
+def use_up_prefills_cache(pair: Pair) -> None:
+    """Has prefill compute other prompts, so that every block it has freed is used again."""
+    for prompt in OTHERS:
+        if len(pair.prompts[prompt]) > 600:
+            pair.compute(prompt)
+
+
+def forget_on_decode(pair: Pair) -> None:
+    """Empties decode's prefix cache of the prompts in question: others take its blocks."""
+    for prompt in OTHERS:
+        if len(pair.prompts[prompt]) > 600:
+            assert pair.ask(prompt).difference is None
+
+
+def test_another_prompts_offer_is_no_offer(pair: Pair, long: list[int]) -> None:
+    before = pair.refused("offer_mismatch")
+    forget_on_decode(pair)
+    assert pair.take(long[1], pair.offer(long[0])).difference is None
+    assert pair.refused("offer_mismatch") == before + 1
+
+
+def test_without_the_check_it_is_answered_wrong(pair: Pair, long: list[int]) -> None:
+    forget_on_decode(pair)
+    with flag(pair, NO_OFFER_CHECK):
+        assert pair.take(long[1], pair.offer(long[0])).difference is not None
+    # What it has now cached under that prompt's hashes is wrong: nobody may find it.
+    forget_on_decode(pair)
+    assert pair.ask(long[1]).difference is None
+
+
+def test_an_offer_used_twice(pair: Pair, long: list[int]) -> None:
+    before = pair.refused("offer_reused")
+    offer = pair.offer(long[0])
+    assert pair.take(long[0], dict(offer)).difference is None
+    use_up_prefills_cache(pair)
+    forget_on_decode(pair)
+    again = pair.take(long[0], dict(offer))
+    assert again.difference is None
+    told = pair.refused("offer_reused") - before + pair.refused("lease_expired")
+    assert told >= 1
+
+
+def test_several_prompts_over_one_offer(pair: Pair, long: list[int]) -> None:
+    forget_on_decode(pair)
+    compared = pair.take_several([long[0], long[1], long[0]], pair.offer(long[0]))
+    assert [each.difference for each in compared] == [None] * 3
+
+
+ALTERED: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "too few blocks": lambda offer: offer["remote_block_ids"][0].pop(),
+    "no blocks": lambda offer: offer.update(remote_block_ids=[[]]),
+    "blocks missing": lambda offer: offer.pop("remote_block_ids"),
+    "far too many blocks": lambda offer: offer.update(remote_block_ids=[list(range(5000))]),
+    "a stale engine": lambda offer: offer.update(remote_engine_id="0" * 36),
+    "a longer lease": lambda offer: offer.update(kvctl_lease=[0, 1 << 50, 1]),
+    "no signature": lambda offer: offer.pop("kvctl_signature"),
+    "a wrong signature": lambda offer: offer.update(kvctl_signature="0" * 64),
+    "a host of nobody's": lambda offer: offer.update(remote_host="192.0.2.1"),
+    "a closed port": lambda offer: offer.update(remote_port=9),
+}
+
+
+@pytest.mark.parametrize("how", ALTERED)
+def test_an_altered_offer_is_computed_instead(pair: Pair, long: list[int], how: str) -> None:
+    offer = pair.offer(long[0])
+    ALTERED[how](offer)
+    assert pair.take(long[0], offer).difference is None
+
+
+def test_a_strangers_port_holds_up_nobody(pair: Pair, long: list[int]) -> None:
+    """A silent service on an allowed host: without a signature it is not even connected to."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        silent.settimeout(0.5)
+        stranger = {
+            **pair.offer(long[0]), "remote_port": silent.getsockname()[1],
+            "remote_engine_id": "stranger",
+        }  # fmt: skip
+        assert pair.take(long[0], stranger).difference is None
+        with pytest.raises(TimeoutError):
+            silent.accept()
+    assert pair.ask(long[1]).difference is None
+
+
+def late_read(pair: Pair, prompt: int) -> Comparison:
+    """Stops decode's worker for longer than the lease while prefill uses the blocks again."""
+    worker = worker_of(pair.record("decode-0")["pid"])
+    offer = pair.offer(prompt)
+    answers: list[Comparison] = []
+    asking = threading.Thread(target=lambda: answers.append(pair.take(prompt, offer)))
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        asking.start()
+        # Decode's scheduler has taken the offer in time; only the read comes too late.
+        wait_for(
+            lambda: any(t.inflight for t in pair.seen("decode-0").transfers if t.tier == "peer"),
+            "decode did not take the offer",
+        )
+        time.sleep(LEASE + 1)
+        use_up_prefills_cache(pair)
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    asking.join(2 * LEASE + 10)
+    assert answers, "no answer"
+    return answers[0]
+
+
+def test_a_late_read_is_not_answered_from(pair: Pair, long: list[int]) -> None:
+    forget_on_decode(pair)
+    before = pair.refused("lease_expired")
+
+    assert late_read(pair, long[0]).difference is None
+
+    assert pair.refused("lease_expired") > before
+    log = Path(os.environ["KVCTL_STATE_DIR"]) / "runs" / "e2e" / "logs" / "decode-0.log"
+    assert "after its lease may have run out" in log.read_text()
+
+
+def test_without_the_guard_it_is_answered_wrong(pair: Pair, long: list[int]) -> None:
+    forget_on_decode(pair)
+    with flag(pair, NO_LEASE_GUARD):
+        assert late_read(pair, long[0]).difference is not None
+    forget_on_decode(pair)
+    assert pair.ask(long[0]).difference is None
+
+
+def test_nothing_is_held_afterwards(pair: Pair) -> None:
+    for name in ("prefill-0", "decode-0"):
+        pair.settled(name)
