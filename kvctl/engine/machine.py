@@ -82,14 +82,15 @@ def look(folder: Path) -> Machine:
     )
 
 
-def check(machine: Machine, *, disk: int, engine: bool) -> list[Check]:
-    """Judges the facts, for a set-up that will write `disk` bytes.
+def check(machine: Machine, *, disk: tuple[int, int], engine: bool) -> list[Check]:
+    """Judges the facts.
 
     Args:
+        disk: bytes that set-up will write, at best and at worst.
         engine: whether engines are to run here; without, only what installing needs is judged.
     """
     checks = [_check_system(machine), _check_python(machine), _check_venv(machine)]
-    checks.append(_check_disk(machine, disk))
+    checks.append(_check_disk(machine, *disk))
     if engine:
         checks += [
             _check_memory(machine),
@@ -159,13 +160,15 @@ def _check_venv(machine: Machine) -> Check:
     return _to_install(machine, "venv", "not there", "venv and ensurepip", packages)
 
 
-def _check_disk(machine: Machine, disk: int) -> Check:
-    found, needed = f"{format_bytes(machine.disk_free)} free", format_bytes(disk)
-    if machine.disk_free >= disk:
-        return Check("disk", found, needed, "ok")
-    return Check(
-        "disk", found, needed, "missing", f"make room on the file system of {machine.disk}"
-    )
+def _check_disk(machine: Machine, least: int, most: int) -> Check:
+    found, needed = f"{format_bytes(machine.disk_free)} free", format_bytes(least)
+    if machine.disk_free < least:
+        remedy = f"make room on the file system of {machine.disk}"
+        return Check("disk", found, needed, "missing", remedy)
+    if machine.disk_free < most:
+        remedy = f"from an index without torch's CPU build, {format_bytes(most)} (docs/setup.md)"
+        return Check("disk", found, needed, "warning", remedy)
+    return Check("disk", found, needed, "ok")
 
 
 def _check_memory(machine: Machine) -> Check:

@@ -22,9 +22,9 @@ MIB = 1024**2
 
 ENGINES = {"cpu": "CPU engine", "cuda": "CUDA engine"}
 
-# Bytes on disk that a step takes while it runs, measured. The wheels count twice more: in pip's
-# cache, and in its temporary folder until they are installed. CPU engine: 3.6 GiB installed, 1.1 GiB
-# of wheels. CUDA engine: 12.6 GiB installed, 4.1 GiB of wheels.
+# Bytes on disk that a step takes while it runs, measured. Wheels count twice more than what is
+# installed: in pip's cache, and in its temporary folder. CPU engine: 3.6 GiB installed, 1.1 GiB of
+# wheels; CUDA engine: 12.6 and 4.1.
 DISK = {
     "environment": 30 * MIB,
     "cpu": 6144 * MIB,
@@ -33,6 +33,8 @@ DISK = {
     "router": 250 * MIB,
     "dev": 250 * MIB,
 }
+# The CPU engine from an index that has torch for CUDA only: 6.4 GiB installed, 3.0 GiB of wheels.
+CPU_WITH_CUDA_TORCH = 13312 * MIB
 
 
 @dataclass(frozen=True)
@@ -149,14 +151,16 @@ def plan(place: Place, parts: set[str], source: Path | None) -> list[Step]:
     return steps
 
 
-def disk_needed(folder: Path, due: list[Step]) -> int:
-    """Bytes that must be free for `due`: less by what an interrupted engine step left there,
-    which is used or removed."""
-    needed = sum(DISK[step.name] for step in due)
-    if not any(step.name in ENGINES for step in due):
-        return needed
-    there = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
-    return max(needed - there, DISK["router"])
+def disk_needed(folder: Path, due: list[Step]) -> tuple[int, int]:
+    """Bytes that must be free for `due`, at best and at worst: whether the index has torch's CPU
+    build only pip will tell. What an interrupted engine step left there is used or removed."""
+    least = most = sum(DISK[step.name] for step in due)
+    if any(step.name == "cpu" for step in due):
+        most += CPU_WITH_CUDA_TORCH - DISK["cpu"]
+    if any(step.name in ENGINES for step in due):
+        there = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
+        least, most = (max(one - there, DISK["router"]) for one in (least, most))
+    return least, most
 
 
 def clear(folder: Path, *, keep: tuple[str, ...] = ()) -> None:

@@ -29,7 +29,9 @@ GOOD = Machine(
 )
 
 
-def judge(*, engine: bool = True, disk: int = 6 * GIB, **facts: object) -> dict[str, Check]:
+def judge(
+    *, engine: bool = True, disk: tuple[int, int] = (6 * GIB, 13 * GIB), **facts: object
+) -> dict[str, Check]:
     checks = machine.check(replace(GOOD, **facts), disk=disk, engine=engine)  # type: ignore[arg-type]
     return {one.what: one for one in checks}
 
@@ -72,10 +74,16 @@ def test_what_is_missing_is_said_with_a_remedy(
 
 
 @pytest.mark.parametrize(
-    ("what", "facts"), [("memory", {"memory_available": GIB}), ("cores", {"cores": 1})]
+    ("what", "facts", "said"),
+    [
+        ("memory", {"memory_available": GIB}, "may be killed"),
+        ("cores", {"cores": 1}, "slow"),
+        ("disk", {"disk_free": 8 * GIB}, "without torch's CPU build, 13 GiB"),
+    ],
 )
-def test_what_only_makes_it_slow_is_a_warning(what: str, facts: dict[str, object]) -> None:
-    assert judge(**facts)[what].state == "warning"
+def test_what_may_do_is_a_warning(what: str, facts: dict[str, object], said: str) -> None:
+    one = judge(**facts)[what]
+    assert one.state == "warning" and said in one.remedy
 
 
 def test_without_an_engine_only_what_installing_needs_is_judged() -> None:
@@ -84,7 +92,7 @@ def test_without_an_engine_only_what_installing_needs_is_judged() -> None:
 
 def test_root_on_debian_has_packages_installed() -> None:
     facts = replace(GOOD, apt="usable", has_venv=False, missing_libraries=("libnuma.so.1",))
-    checks = machine.check(facts, disk=0, engine=True)
+    checks = machine.check(facts, disk=(0, 0), engine=True)
     assert {one.what for one in checks if one.state == "install"} == {"venv", "libraries"}
     assert machine.apt_packages(facts, checks) == ["python3.12-venv", "libnuma1"]
 
@@ -97,7 +105,7 @@ def test_no_debian_package_completes_a_python_that_is_not_debians() -> None:
 
 
 def test_the_list_is_aligned_and_says_what_to_do() -> None:
-    checks = machine.check(replace(GOOD, shared_memory=64 * MIB), disk=GIB, engine=True)
+    checks = machine.check(replace(GOOD, shared_memory=64 * MIB), disk=(GIB, GIB), engine=True)
     lines = machine.table(checks).splitlines()
     assert lines[1].split()[:3] == ["system", "Linux", "x86_64,"]
     (shm,) = (line for line in lines if "/dev/shm" in line)

@@ -150,12 +150,15 @@ def test_somebody_elses_folder_is_refused(tmp_path: Path) -> None:
 def test_what_an_interrupted_engine_left_counts_as_room(tmp_path: Path) -> None:
     place = make_place(tmp_path)
     steps = make_steps(place, make_pins(tmp_path), "cpu")
-    whole = plans.disk_needed(place.folder, steps)
-    assert whole == plans.DISK["environment"] + plans.DISK["cpu"]
+    rest = plans.DISK["environment"]
+    assert plans.disk_needed(place.folder, steps) == (
+        rest + plans.DISK["cpu"],
+        rest + plans.CPU_WITH_CUDA_TORCH,
+    )
     place.folder.mkdir()
     (place.folder / "half").write_bytes(b"x" * MIB)
-    assert plans.disk_needed(place.folder, steps) == whole - MIB
-    assert plans.disk_needed(place.folder, []) == 0
+    assert plans.disk_needed(place.folder, steps)[0] == rest + plans.DISK["cpu"] - MIB
+    assert plans.disk_needed(place.folder, []) == (0, 0)
 
 
 def test_each_part_gives_its_steps_in_order(tmp_path: Path) -> None:
