@@ -115,7 +115,7 @@ def plan(place: Place, parts: set[str], source: Path | None) -> list[Step]:
         Step(
             "environment",
             "environment",
-            str(folder),
+            f"{folder}, of {place.python}",
             folder,
             creates=True,
             pip=(),
