@@ -2,8 +2,8 @@
 # stderr, so `make demo ARGS=--json` prints JSON alone on stdout.
 PYTHON ?= python3
 ARGS ?=
-SETUP = @command -v $(PYTHON) >/dev/null || { \
-	echo "make: there is no $(PYTHON); install Python 3.11 or later, or name one: make PYTHON=/path/to/python3.12" >&2; exit 3; }; \
+SETUP = @$(PYTHON) -c 'import sys; sys.exit(sys.version_info[0] < 3)' 2>/dev/null || { \
+	echo "make: there is no $(PYTHON), or it is no Python 3; install Python 3.11 or later, or name one: make PYTHON=/path/to/python3.12" >&2; exit 3; }; \
 	$(PYTHON) kvctl/engine/bootstrap.py
 
 .PHONY: help demo test lint setup clean

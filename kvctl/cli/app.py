@@ -84,6 +84,8 @@ def main() -> None:
         sys.exit(Exit.OK)
     except Exception as error:
         if (usage := _usage_message(error)) is not None:
+            if not usage:
+                sys.exit(Exit.USAGE)  # a bare `kvctl` has printed its help
             sys.exit(_complain(usage, "see kvctl --help", Exit.USAGE))
         traceback.print_exc()
         _complain("this is a bug in kvctl", "please report it with the lines above", Exit.BUG)

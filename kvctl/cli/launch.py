@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvctl.cli.selection import FileArgument, FileOption, NameOption, Selection, select
-from kvctl.errors import UsageError
+from kvctl.errors import UnreachableError, UsageError
 
 if TYPE_CHECKING:
     from kvctl.launch.state import RunState
@@ -100,9 +100,16 @@ def _plan(
             f"the file's name is {topology.name}, not {selection.name}",
             hint="leave -p out, or change `name:` in the file",
         )
+    try:
+        engine = find(topology.engine.python)
+    except UnreachableError as error:
+        if topology.engine.python is None:
+            raise
+        place = topology.place("engine", "python")
+        raise UnreachableError(f"{place}: {error.message}", hint=error.hint) from error
     plan = make_plan(
         topology,
-        engine=find(topology.engine.python),
+        engine=engine,
         connector_path=connector,
         offer_key=offer_key_path(topology.name),
         node=node,

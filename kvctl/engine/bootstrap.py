@@ -23,7 +23,7 @@ def main() -> None:
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         other = find_other_python()
         if other:
-            say("python3 is " + version() + ", taking " + other)
+            say(sys.executable + " is Python " + version() + ", taking " + other)
             os.execv(other, [other, str(HERE / "bootstrap.py"), *sys.argv[1:]])
         say("Python 3.11 to 3.14 is needed; " + sys.executable + " is " + version())
         say("  install one, or name it: make PYTHON=/path/to/python3.12 …")

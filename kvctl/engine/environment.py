@@ -160,7 +160,11 @@ def nixl_remedy(environment: EngineEnvironment) -> str:
 
 def _run_probe(python: Path) -> dict[str, str]:
     if not python.exists():
-        raise UnreachableError(f"engine Python {python} does not exist")
+        raise UnreachableError(
+            f"engine Python {python} does not exist",
+            hint="name the Python of an environment that has vLLM: engine.python in the topology, "
+            f"or {ENGINE_PYTHON}",
+        )
     try:
         done = subprocess.run(
             [python, "-c", _PROBE],

@@ -33,6 +33,7 @@ _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:: .*)?$")
 _ERROR = re.compile(
     r"^\S*(?: \S+)?: error: |^(?:Error|error|fatal|panicked): |^thread '.*' panicked at "
 )
+_ADVERTISEMENT = re.compile(r"^\s*For further information visit https://errors\.pydantic\.dev")
 _CHAIN = re.compile(
     r"The above exception was the direct cause|During handling of the above exception"
 )
@@ -175,7 +176,7 @@ class _Block:
             elif text and not text[0].isspace():
                 return False
             return True
-        if self._chained or not text.strip():
+        if self._chained or not text.strip() or _ADVERTISEMENT.search(text):
             return True
         if len(message) < 2 * LINES and not text.startswith(("Process ", "/")):
             message.append(text)

@@ -148,7 +148,10 @@ class Supervisor:
             )
         if waited > self._plan.start_timeout:
             said = "\n".join(last_lines(instance.log, 5)) or "(nothing)"
-            why = Diagnosis(f"not ready after {format_seconds(waited)}; it said last:\n{said}")
+            why = Diagnosis(
+                f"not ready after {format_seconds(waited)}; it said last:\n{said}",
+                f"if it only needs longer: start_timeout in {self._plan.file}, or --timeout",
+            )
             self._fail(instance, why)
             raise InstanceError(f"{record.name}: {why.cause}", hint=self._where(instance))
 

@@ -71,7 +71,9 @@ def read(source: str) -> str:
         ) from None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{label} cannot be read: {why}") from error
+        raise UsageError(
+            f"{label} cannot be read: {why}", hint="name a topology file with -f FILE"
+        ) from error
     _refuse_long(label, len(data))
     try:
         return data.decode()
@@ -93,7 +95,11 @@ def _validated(root: Node) -> tuple[Topology | None, list[Problem]]:
         topology = Topology.model_validate(reading.value)
     except ValidationError as error:
         known = [problem.path for problem in problems]
-        for fault in error.errors(include_url=False):
+        faults = error.errors(include_url=False)
+        meant = {key for fault in faults if (key := _meant(fault))}
+        for fault in faults:
+            if fault["type"] == "missing" and tuple(fault["loc"]) in meant:
+                continue  # it is there, misspelt, and that is said
             problem = _problem(root, fault)
             if not any(problem.path[: len(path)] == path for path in known):
                 problems.append(problem)
@@ -169,11 +175,23 @@ def _no_choice(value: Any, expected: str) -> str:
 
 
 def _unknown_key(path: Path) -> str:
-    known = _keys(path[:-1])
-    near = difflib.get_close_matches(str(path[-1]).lower().replace("-", "_"), known, 1)
-    if near:
-        return f'unknown key; did you mean "{near[0]}"?'
-    return f"unknown key; known here: {', '.join(known)}"
+    if near := _nearest_key(path):
+        return f'unknown key; did you mean "{near}"?'
+    return f"unknown key; known here: {', '.join(_keys(path[:-1]))}"
+
+
+def _nearest_key(path: Path) -> str | None:
+    written = str(path[-1]).lower().replace("-", "_")
+    return next(iter(difflib.get_close_matches(written, _keys(path[:-1]), 1)), None)
+
+
+def _meant(fault: Mapping[str, Any]) -> Path | None:
+    """The path of the key that an unknown one is a misspelling of."""
+    path: Path = tuple(fault["loc"])
+    if fault["type"] != "extra_forbidden":
+        return None
+    near = _nearest_key(path)
+    return (*path[:-1], near) if near else None
 
 
 def _keys(path: Path) -> list[str]:

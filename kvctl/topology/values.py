@@ -111,7 +111,10 @@ class Reading:
             return None
         if text.lower() in _WORDS:
             return self._problem(
-                node.mark, path, f'{text}: write true or false; "{text}" in quotes if it is a text'
+                node.mark,
+                path,
+                f"{text}: YAML readers disagree about this word; write true or false for a "
+                f'switch, "{text}" in quotes for a text',
             )
         if _ODD_NUMBER.fullmatch(text):
             return self._problem(

@@ -53,3 +53,10 @@ def test_bash_really_completes_a_command() -> None:
              "COMP_CWORD": "1"},
     )  # fmt: skip
     assert shown.stdout.split() == ["status"]
+
+
+def test_a_bare_kvctl_prints_its_help_and_nothing_else() -> None:
+    shown = run()
+    assert shown.returncode == 2
+    assert "Usage:" in shown.stdout
+    assert shown.stderr == ""

@@ -166,21 +166,22 @@ def test_a_slow_reader_is_disconnected_and_counted(
     recorder, _ = served
     slow = Reader(path)
     slow.until(lambda messages: messages or None)  # and then it reads no more
-    ends = time.monotonic() + DEADLINE
     watcher = Reader(path)
-    while time.monotonic() < ends:
-        for _ in range(500):
-            recorder.put(Wait(0, "peer", "ok", "x" * 500, 1, 2))
-        watcher.messages += watcher.unframer.feed(watcher.socket.recv(1 << 20))
-        if any(
+
+    def dropped() -> bool:
+        return any(
             series.metric == "kvctl.telemetry.dropped" and series.value
             for message in watcher.messages
             if isinstance(message, Delta)
             for series in message.series
-        ):
-            break
-    else:
-        raise AssertionError("the slow reader was kept")
+        )
+
+    ends = time.monotonic() + DEADLINE
+    while not dropped():
+        assert time.monotonic() < ends, "the slow reader was kept"
+        for _ in range(500):
+            recorder.put(Wait(0, "peer", "ok", "x" * 500, 1, 2))
+        watcher.messages += watcher.unframer.feed(watcher.socket.recv(1 << 20))
 
 
 def test_more_readers_than_allowed_are_turned_away(
@@ -196,5 +197,5 @@ def test_more_readers_than_allowed_are_turned_away(
 def test_a_reader_that_left_makes_room(served: tuple[Recorder, Feed], path: Path) -> None:
     for _ in range(3 * feed_module.MAX_READERS):
         reader = Reader(path)
-        reader.until(lambda messages: messages or None)
+        assert reader.until(lambda messages: messages or None)
         reader.socket.close()

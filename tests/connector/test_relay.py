@@ -231,7 +231,7 @@ def test_a_slow_collector_does_not_stop_the_reading(feed, relay, otlp):
         items = [make_transfer(total, request="r" * 500)]
         feed.publish(counter(semconv.TRANSFER_COUNT, total), items=items)
     otlp.delay = 0.0
-    otlp.wait_for(lambda: otlp.value("kvctl.transfer.count") == 1999)
+    assert otlp.wait_for(lambda: otlp.value("kvctl.transfer.count") == 1999)
 
 
 def test_a_second_relay_finds_nothing_to_do(feed, relay, otlp):
@@ -254,7 +254,7 @@ def test_it_waits_for_a_feed_behind_a_stale_socket(relay, otlp, tmp_path):
     process = relay(stale.path)
     process.wait_said("nobody listens there")
     with fake_feed(stale.path):
-        otlp.wait_for(lambda: otlp.value("kvctl.engine.up") == 1)
+        assert otlp.wait_for(lambda: otlp.value("kvctl.engine.up") == 1)
 
 
 def test_sigterm_while_waiting_ends_it_at_once(relay, tmp_path):

@@ -129,7 +129,6 @@ def test_an_incarnation_never_leaves_the_folder(tmp_path):
 
 
 def test_grpc_carries_the_same_figures(tmp_path, monkeypatch):
-    pytest.importorskip("grpc")
     with grpc_receiver() as receiver, fake_feed(tmp_path / "feed.sock") as feed:
         feed.publish(counter(semconv.TRANSFER_BYTES, 4096, tier="peer"))
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-team=storage")

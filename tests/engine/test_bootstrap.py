@@ -21,7 +21,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_old_python_can_read_it() -> None:
-    ast.parse(SCRIPT.read_text(), feature_version=(3, 5))
+    assert ast.parse(SCRIPT.read_text(), feature_version=(3, 5))
 
 
 def test_both_files_name_the_same_pythons() -> None:

@@ -38,6 +38,7 @@ def test_the_cause_of_a_real_failure(log: str, cause: str, hint: str) -> None:
     assert found.cause.startswith("exit code 1: ")
     assert cause in found.cause
     assert hint in (found.hint or "")
+    assert "errors.pydantic.dev" not in found.cause
 
 
 def test_every_real_log_has_its_test() -> None:

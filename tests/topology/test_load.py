@@ -77,7 +77,8 @@ BAD_KEYS = {
     "router: {port: 8125}": "6:16: router.port: 8125 belongs to d-0 (ports.base moves its block)",
     "router: {policy: roundrobin}": "6:18: router.policy: roundrobin is none of its values; did "
     'you mean "round_robin"?',
-    "router: off": '6:9: router: off: write true or false; "off" in quotes if it is a text',
+    "router: off": "6:9: router: off: YAML readers disagree about this word; write true or false "
+    'for a switch, "off" in quotes for a text',
     "router: no router": "6:9: router: no router: write its settings, or none for no router",
     "router: false": "6:9: router: false: write its settings, or none for no router",
     "ports: 8000": "6:8: ports: 8000 where keys and values belong: base",
@@ -98,7 +99,8 @@ BAD_KEYS = {
     "env: {A: [1]}": "6:10: env.A: a list is not a value for an environment variable",
     'env: {A: "a\\0b"}': "6:10: env.A: holds the character U+0000",
     'router: {host: "a\\nb"}': "6:16: router.host: a\\nb is not a host name or an IP address",
-    "env: {A: no}": '6:10: env.A: no: write true or false; "no" in quotes if it is a text',
+    "env: {A: no}": "6:10: env.A: no: YAML readers disagree about this word; write true or false "
+    'for a switch, "no" in quotes for a text',
     "env: {KVCTL_RUNTIME_DIR: /x}": "6:26: env.KVCTL_RUNTIME_DIR: not here: set it in the "
     "environment of kvctl itself",
     "env: {VLLM_NIXL_SIDE_CHANNEL_PORT: 5600}": "6:36: env.VLLM_NIXL_SIDE_CHANNEL_PORT: not here: "
@@ -118,8 +120,8 @@ BAD_KEYS = {
     "args: {seed: null}": "6:14: args.seed: null: write a value; true for a flag without one",
     "args: {seed: }": '6:14: args.seed: no value: write one ("" is an empty text), or '
     "leave the key out",
-    "args: {enforce-eager: yes}": '6:23: args.enforce-eager: yes: write true or false; "yes" in '
-    "quotes if it is a text",
+    "args: {enforce-eager: yes}": "6:23: args.enforce-eager: yes: YAML readers disagree about this "
+    'word; write true or false for a switch, "yes" in quotes for a text',
     "args: {seed: 0777}": "6:14: args.seed: 0777: YAML readers disagree about this number; write "
     'it as a plain decimal, or "0777" in quotes if it is a text',
     "args: {tensor-parallel-size: two}": "6:30: args.tensor-parallel-size: two is not a whole "
@@ -268,14 +270,13 @@ def test_aliases_are_read() -> None:
 def test_all_errors_at_once_in_the_order_of_the_file() -> None:
     lines = complaint("nmae: x\nports: {base: no}\ninstances: {p: {}}\n").splitlines()
     assert lines == [
-        "kvctl.yaml has 5 errors",
-        (
-            "kvctl.yaml:1:1: name: missing (names the topology on the command line, in paths and "
-            "in telemetry)"
-        ),
+        "kvctl.yaml has 4 errors",
         "kvctl.yaml:1:1: model: missing (what vLLM loads: a Hugging Face id, or a path)",
         'kvctl.yaml:1:1: nmae: unknown key; did you mean "name"?',
-        'kvctl.yaml:2:15: ports.base: no: write true or false; "no" in quotes if it is a text',
+        (
+            "kvctl.yaml:2:15: ports.base: no: YAML readers disagree about this word; write true or "
+            'false for a switch, "no" in quotes for a text'
+        ),
         "kvctl.yaml:3:13: instances.p.role: missing (prefill or decode)",
     ]
 
@@ -364,7 +365,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         "no.yaml: no such file\n  kvctl init writes one; -f names another"
     )
     (tmp_path / "folder").mkdir()
-    assert failure(tmp_path / "folder") == "folder cannot be read: Is a directory"
+    assert failure(tmp_path / "folder") == (
+        "folder cannot be read: Is a directory\n  name a topology file with -f FILE"
+    )
     (tmp_path / "latin").write_bytes("name: x\nmodel: größe".encode("latin-1"))
     assert failure(tmp_path / "latin") == "latin:2:10: not UTF-8; save the file as UTF-8"
     (tmp_path / "big").write_bytes(b"# \xc3\xa4" * 2**20)
@@ -375,3 +378,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         load("a\0b")
     with pytest.raises(UsageError, match="cannot be read: File name too long"):
         load("x" * 5000)
+
+
+def test_a_misspelt_key_is_one_error_not_two() -> None:
+    assert complaint(
+        "name: pair\nmodel: m\ninstances: {p: {rolle: prefill}, d: {role: decode}}\n"
+    ) == ('kvctl.yaml:3:17: instances.p.rolle: unknown key; did you mean "role"?')
