@@ -19,8 +19,9 @@ COLOURS = {"ready": "green", "failed": "red", "killed": "red", "loading": "yello
 
 
 def phase_of(record: ProcessRecord) -> str:
-    """The phase as people read it: what waits for its turn is not "starting" yet."""
-    return "waiting" if record.phase == "starting" and not record.pid else record.phase
+    """The phase as people read it: what has no pid has neither begun to start nor exited."""
+    without_pid = {"starting": "waiting", "exited": "not started"}
+    return record.phase if record.pid else without_pid.get(record.phase, record.phase)
 
 
 def actual_phase(state: RunState, record: ProcessRecord, living: set[str]) -> str:
@@ -129,7 +130,7 @@ def table(state: RunState, width: int) -> Table:
         phase = phase_of(record)
         grid.add_row(
             record.name,
-            Text(phase, style=COLOURS.get(phase, "dim" if phase in ENDED else "")),
+            Text(phase, style=COLOURS.get(phase, "dim" if record.phase in ENDED else "")),
             elapsed(record),
             Text(_saying(state, record), style="dim"),
         )

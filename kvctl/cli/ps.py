@@ -9,7 +9,7 @@ import typer
 
 from kvctl.cli.running import chosen_name
 from kvctl.cli.selection import FileOption, NameOption, select
-from kvctl.errors import UsageError
+from kvctl.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from kvctl.launch.state import ProcessRecord, RunState
@@ -26,31 +26,34 @@ def ps(
     ] = False,
     output: Annotated[str, typer.Option("--output", "-o", metavar="table|json")] = "table",
     as_json: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False,
-) -> None:
-    """List the processes of launched topologies."""
+) -> int:
+    """List the processes of launched topologies.
+
+    Exits with 3 when the state file of one cannot be read; the others are listed all the same.
+    """
     if output not in ("table", "json"):
         raise UsageError(f"-o {output}: there is table and json")
-    from kvctl.launch.state import StateError, all_runs, choose, known_names, load
+    from kvctl.launch.state import StateError, choose, survey
 
     wanted = chosen_name(select(context, file=file, name=name))
+    broken: list[StateError] = []
     if wanted is not None:
         runs = [choose(wanted)]
     else:
-        runs = [state for state in all_runs() if everything or state.running()]
-        for known in known_names():
-            try:
-                load(known)
-            except StateError as error:
-                print(f"kvctl: {error}", file=sys.stderr)
+        known, broken = survey()
+        runs = [state for state in known if everything or state.running()]
+    for error in broken:
+        print(f"kvctl: {error}", file=sys.stderr)
     if as_json or output == "json":
         import json
 
         print(json.dumps({"version": JSON_VERSION, "runs": list(map(_facts, runs))}, indent=2))
     elif runs:
         _print_table(runs)
-    else:
-        more = "" if everything or not known_names() else "; kvctl ps -a shows what ran before"
+    elif not broken:
+        more = "; kvctl ps -a shows what ran before" if known else ""
         print(f"nothing runs{more}", file=sys.stderr)
+    return Exit.UNREACHABLE if broken else Exit.OK
 
 
 def _facts(state: RunState) -> dict[str, Any]:

@@ -24,7 +24,12 @@ def chosen_name(selection: Selection) -> str | None:
 
 
 def chosen_run(selection: Selection) -> RunState:
-    """The launch that is meant, see `kvctl.launch.state.choose`."""
-    from kvctl.launch.state import choose
+    """The launch that is meant, see `kvctl.launch.state.choose` and `kvctl.launch.choice`."""
+    name = chosen_name(selection)
+    if name is not None:
+        from kvctl.launch.state import choose
 
-    return choose(chosen_name(selection))
+        return choose(name)
+    from kvctl.launch.choice import only_run
+
+    return only_run()

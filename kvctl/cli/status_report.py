@@ -33,6 +33,20 @@ class Process:
     alive: bool
     uptime: float | None
 
+    @property
+    def over(self) -> str | None:
+        """Why nothing is to be heard from it any more; None for one that lives or waits."""
+        cause = f": {self.record.cause}" if self.record.cause else ""
+        code = self.record.exit_code
+        stories = {
+            "exited": "it has exited" + (f" with exit code {code}" if code else ""),
+            "failed": f"it has failed{cause}",
+            "killed": "it was killed, since it did not end in time",
+            "gone": "it has exited, and no supervisor was left to see why",
+            "not started": "it was not started",
+        }
+        return stories.get(self.phase)
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -117,15 +131,15 @@ def look(state: RunState) -> Report:
     now = time.time()
     living = {record.name for record in state.living()}
     processes = tuple(_process(state, record, living, now) for record in state.processes)
-    feeds = [feed for record in state.processes if record.kind == "engine" for feed in record.feeds]
-    seen = read_snapshots(feeds)
+    engines = [each for each in processes if each.record.kind == "engine"]
+    seen = read_snapshots(feed for each in engines if not each.over for feed in each.record.feeds)
     relays = {
         feed: each.alive
         for each in processes
         if each.record.kind == "relay"
         for feed in each.record.feeds
     }
-    return Report(state, processes, tuple(_engines(state, seen, relays)), now)
+    return Report(state, processes, tuple(_engines(engines, seen, relays)), now)
 
 
 def _process(state: RunState, record: ProcessRecord, living: set[str], now: float) -> Process:
@@ -136,17 +150,18 @@ def _process(state: RunState, record: ProcessRecord, living: set[str], now: floa
 
 
 def _engines(
-    state: RunState,
+    processes: list[Process],
     seen: dict[str, EngineSnapshot | UnreachableError],
     relays: dict[str, bool],
 ) -> Iterator[Engine]:
-    for record in state.processes:
-        if record.kind != "engine":
-            continue
+    for each in processes:
+        record = each.record
         for rank, feed in enumerate(record.feeds):
             name = record.name if len(record.feeds) == 1 else f"{record.name}:{rank}"
             relay: Relay = "none" if feed not in relays else "alive" if relays[feed] else "gone"
-            yield Engine(name, record, feed, relay, seen[feed])
+            story = each.over
+            said = UnreachableError(story) if story else seen[feed]
+            yield Engine(name, record, feed, relay, said)
 
 
 def _engine_facts(engine: Engine) -> dict[str, Any]:

@@ -42,7 +42,8 @@ def _problems(report: Report) -> Iterator[str]:
         if process.phase == "failed" and process.record.cause:
             yield f"{process.record.name} failed: {process.record.cause}"
     for engine in report.engines:
-        if isinstance(engine.seen, UnreachableError):
+        told = engine.record.phase == "failed" and engine.record.cause
+        if isinstance(engine.seen, UnreachableError) and not told:
             yield f"{engine.name} cannot be read: {engine.seen}"
 
 

@@ -29,13 +29,22 @@ def stop(
     too long is killed. Files in /dev/shm that dead engines have left are removed.
     """
     from kvctl.cli.progress import Progress
-    from kvctl.launch.ending import stop_broken, stop_run
+    from kvctl.launch.choice import NothingRunsError
+    from kvctl.launch.ending import stop_broken, stop_run, sweep_ended
     from kvctl.launch.state import StateError
 
     progress = Progress(sys.stderr, plain=True)
     try:
         state = chosen_run(select(context, file=file, name=name))
+    except NothingRunsError as error:
+        before = f"; launched before: {', '.join(error.before)}" if error.before else ""
+        print(f"nothing runs{before}")
+        for ended in sweep_ended(progress):
+            _report_left(ended)
+        return
     except StateError as error:
+        if instances:
+            raise  # which instance is which can only be told by the file
         _report(error.name, stop_broken(error, progress))
         return
     progress.known(state)
@@ -49,6 +58,10 @@ def _report(name: str, ended: Ended) -> None:
         print(f"{name}: stopped {', '.join(ended.stopped)}")
     else:
         print(f"{name} is not running")
+    _report_left(ended)
+
+
+def _report_left(ended: Ended) -> None:
     if ended.removed:
         print(f"removed what was left behind: {', '.join(ended.removed)}")
     if ended.kept:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kvctl.errors import InstanceError, UsageError
 from kvctl.launch import procfs, requests, stopping
+from kvctl.launch.choice import read_copy, traces
 from kvctl.launch.lock import RunLock, holder, take
 from kvctl.launch.procfs import Identity
 from kvctl.launch.state import (
@@ -19,12 +20,11 @@ from kvctl.launch.state import (
     ProcessRecord,
     RunState,
     StateError,
-    backup_path,
-    decode,
     load,
     run_folder,
     save,
     state_path,
+    survey,
 )
 from kvctl.launch.stopping import KILL_TIMEOUT, LEFTOVER_TIMEOUT, RELAY_TIMEOUT, ROUTER_TIMEOUT
 from kvctl.launch.supervisor import Watcher
@@ -76,6 +76,21 @@ def stop_run(state: RunState, names: list[str], watcher: Watcher) -> Ended:
     return ended
 
 
+def sweep_ended(watcher: Watcher) -> list[Ended]:
+    """Clears up after runs that have ended and left something, or whose end nobody wrote down.
+
+    Raises:
+        InstanceError: another process took the lock of such a run meanwhile.
+    """
+    unfinished = [
+        state
+        for state in survey()[0]
+        if (state.phase not in ("stopped", "failed") or any(each.shm for each in state.processes))
+        and not holder(state.name)  # else it is being launched, or stopped, right now
+    ]
+    return [stop_run(state, [], watcher) for state in unfinished]
+
+
 def stop_broken(error: StateError, watcher: Watcher) -> Ended:
     """Stops what can be found of a run whose state file cannot be read; keeps that file.
 
@@ -88,6 +103,7 @@ def stop_broken(error: StateError, watcher: Watcher) -> Ended:
     """
     name = error.name
     path = state_path(name)
+    running = traces(name)
     aside = _free_name(path)
     try:
         path.replace(aside)
@@ -95,14 +111,12 @@ def stop_broken(error: StateError, watcher: Watcher) -> Ended:
         raise error from None
     if supervisor := holder(name):
         _end_supervisor(name, supervisor, DEFAULT_STOP_TIMEOUT, watcher)
-    try:
-        copy = decode(backup_path(name).read_bytes(), backup_path(name))
-    except (OSError, StateError):
-        copy = RunState(name=name, run_id="", processes=[])
+    copy = read_copy(name) or RunState(name=name, run_id="", processes=[])
     if load(name) is None:
         with _Held(name):
             save(copy)
     ended = _stop_directly(name, None, watcher)
+    ended.stopped = sorted({*ended.stopped, *running})
     ended.kept_state = aside
     return ended
 

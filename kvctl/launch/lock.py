@@ -69,8 +69,21 @@ def take(name: str) -> RunLock | None:
 
 def holder(name: str) -> Identity | None:
     """Who holds the lock of a topology; None when nobody does, or it cannot be told."""
+    path = run_folder(name) / "lock"
     try:
-        pid, started = (run_folder(name) / "lock").read_text().split()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        # The content alone proves nothing: whoever held the lock last may live on without it.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(descriptor)
+    try:
+        pid, started = path.read_text().split()
         identity = Identity(int(pid), int(started))
     except (OSError, ValueError):
         return None

@@ -269,42 +269,31 @@ def known_names() -> list[str]:
     return sorted(path.parent.name for path in (state_dir() / "runs").glob("*/state.json"))
 
 
-def all_runs() -> list[RunState]:
-    """The last launch of every topology whose state can be read, by name."""
-    found = []
+def survey() -> tuple[list[RunState], list[StateError]]:
+    """The last launch of every topology, by name; and what is wrong with those not readable."""
+    readable, broken = [], []
     for name in known_names():
         try:
             state = load(name)
-        except StateError:
+        except StateError as error:
+            broken.append(error)
             continue
         if state:
-            found.append(state)
-    return found
+            readable.append(state)
+    return readable, broken
 
 
-def choose(name: str | None) -> RunState:
-    """The launch that is meant: the named one, else the only one that runs, else the only one.
+def choose(name: str) -> RunState:
+    """The last launch of that topology.
 
     Raises:
-        UsageError: there is none of that name, or more than one could be meant; lists them.
+        UsageError: there is none of that name; lists those that there are.
         StateError: its state file is broken.
     """
-    if name is not None:
-        if state := load(name):
-            return state
-        raise UsageError(f"no topology {name} was launched here", hint=_choices())
-    running = [state for state in all_runs() if state.running()]
-    if len(running) == 1:
-        return running[0]
-    names = [state.name for state in running] or known_names()
-    if len(names) == 1 and (state := load(names[0])):
+    if state := load(name):
         return state
-    if not names:
-        raise UsageError("nothing was launched here", hint="start with: kvctl launch -f FILE")
-    what = "several topologies run" if running else "nothing runs"
-    raise UsageError(f"{what}: {', '.join(names)}", hint="say which one with -p NAME")
-
-
-def _choices() -> str:
-    names = known_names()
-    return f"known: {', '.join(names)}" if names else "nothing was launched here"
+    known = ", ".join(known_names())
+    raise UsageError(
+        f"no topology {name} was launched here",
+        hint=f"known: {known}" if known else "nothing was launched here",
+    )

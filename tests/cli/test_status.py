@@ -198,6 +198,34 @@ def test_a_failed_instance_is_shown_with_its_cause(kvctl, tmp_path):
     assert "decode-0 failed: out of memory" in out
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"phase": "exited", "exit_code": 0}, "decode-0 cannot be read: it has exited\n"),
+        ({"phase": "exited", "exit_code": 7}, "cannot be read: it has exited with exit code 7\n"),
+        ({"phase": "failed"}, "decode-0 cannot be read: it has failed\n"),
+        ({"phase": "failed", "cause": "out of memory"}, "decode-0 failed: out of memory\n"),
+        ({"phase": "killed"}, "cannot be read: it was killed, since it did not end in time\n"),
+        ({"phase": "ready"}, "it has exited, and no supervisor was left to see why\n"),
+        ({"phase": "exited", "pid": 0}, "decode-0 cannot be read: it was not started\n"),
+    ],
+)
+def test_of_an_engine_that_has_ended_its_end_is_told_and_no_socket(kvctl, tmp_path, changes, told):
+    with fake_feed(tmp_path / "p.sock") as feed:
+        record_run(
+            process("prefill-0", feeds=[str(feed.path)]),
+            process("decode-0", feeds=[str(tmp_path / "d.sock")], alive=False, **changes),
+        )
+        code, out, _ = kvctl("status")
+        _, as_json, _ = kvctl("status", "--json")
+    assert code == 1
+    assert out.endswith(told)
+    assert out.count("decode-0") == 2  # once in the table, once with the reason
+    assert "socket" not in out + as_json
+    (problem,) = [each["problem"] for each in json.loads(as_json)["engines"] if each["problem"]]
+    assert changes.get("cause", "it ") in problem
+
+
 def test_each_rank_is_an_engine(kvctl, tmp_path):
     with fake_feed(tmp_path / "0.sock") as zero, fake_feed(tmp_path / "1.sock") as one:
         record_run(process("decode-0", feeds=[str(zero.path), str(one.path)]))

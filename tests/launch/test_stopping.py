@@ -199,6 +199,7 @@ def test_a_broken_state_file_is_named_kept_and_no_reason_not_to_stop(
     done = place.kvctl(plan, "stop")
     assert done.returncode == 0, done.stderr
     assert path.with_name("state.json.broken-1").read_text() == '{"name": "fake", "run_id"'
+    assert done.stdout.endswith("fake: stopped prefill-0\n")
     assert not place.processes()
     assert place.state().phase == "stopped"
 

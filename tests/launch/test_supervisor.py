@@ -108,7 +108,7 @@ def test_a_signal_in_the_foreground_stops_everything(
 
 
 def test_ctrl_c_while_starting_stops_what_was_started(place: Place) -> None:
-    plan = place.plan(place.engine("prefill-0", "--ready-after", "-1"))
+    plan = place.plan(place.engine("prefill-0", "--ready-after", "-1"), place.router())
     for arguments in (["launch"], ["launch", "-d"]):
         place.order.unlink(missing_ok=True)
         running = place.start(plan, *arguments)
@@ -116,6 +116,8 @@ def test_ctrl_c_while_starting_stops_what_was_started(place: Place) -> None:
         running.send_signal(signal.SIGINT)
         _, err = running.communicate(timeout=20)
         assert running.returncode == 130, err
+        assert "router             not started\n" in err
+        assert "router             exited" not in err
         assert not place.processes()
 
 
@@ -150,6 +152,12 @@ def test_an_engine_that_dies_while_starting_ends_the_launch(
     assert "Engine core initialization failed" not in done.stderr
     assert "logs/decode-0.log" in done.stderr
     assert "start router" not in place.events()
+    assert "\nrouter             not started\n" in done.stderr
+    assert "router             exited" not in done.stderr
+    (listed,) = [
+        line for line in place.kvctl(plan, "ps", "-a").stdout.splitlines() if " router " in line
+    ]
+    assert "not started" in listed
     state = place.state()
     assert state.phase == "failed"
     assert {each.name: each.phase for each in state.processes}["decode-0"] == "failed"
