@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvctl.cli import app
+from kvctl.launch.state import RunState, run_folder, save
 from kvctl.topology.load import load
 
 FILE = "name: x\nmodel: some/model\ninstances: {p: {role: prefill}, d: {role: decode}}\n"
@@ -78,3 +79,20 @@ def test_what_is_wrong(
     output = capsys.readouterr()
     assert output.out == ""
     assert output.err.startswith(expected)
+
+
+def test_the_file_of_a_launched_topology(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it was launched, with its relative paths counted from where it lay."""
+    monkeypatch.setenv("KVCTL_STATE_DIR", str(tmp_path / "state"))
+    folder = run_folder("x")
+    folder.mkdir(parents=True)
+    save(RunState(name="x", run_id="r", processes=[], file=str(tmp_path / "kvctl.yaml")))
+    (folder / "topology.yaml").write_text(FILE.replace("some/model", "./model"))
+
+    assert run(monkeypatch, "config", "-p", "x") == 0
+    assert load("out", text=capsys.readouterr().out).model == str(tmp_path / "model")
+
+    assert run(monkeypatch, "config", "-p", "y") == 2
+    assert "y" in capsys.readouterr().err
