@@ -110,8 +110,8 @@ class Progress:
             text = f"{record.name:<18} {phase:<9}"
             if phase == "ready" and record.url:
                 text += f" after {elapsed(record):<8} {record.url}"
-            elif phase == "failed" and record.cause:
-                text += f" {record.cause}"
+            elif phase == "failed" and record.cause and (self._stamp or state.phase == "running"):
+                text += f" {record.cause}"  # a launch that fails ends with the cause anyway
             if self._stamp:
                 text = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}"
             print(text.rstrip(), file=self._stream, flush=True)

@@ -149,6 +149,7 @@ def test_an_engine_that_dies_while_starting_ends_the_launch(
     done = place.kvctl(plan, *arguments)
     assert done.returncode == 4
     assert "decode-0 ended while starting: exit code 1: ValueError: the flux" in done.stderr
+    assert done.stderr.count("the flux") == 1, "one clear message"
     assert "Engine core initialization failed" not in done.stderr
     assert "logs/decode-0.log" in done.stderr
     assert "start router" not in place.events()
