@@ -24,7 +24,7 @@ from .facts import Fact
 from .guard import logger
 from .lease import Lease
 from .scheduler_half import SchedulerHalf
-from .threads import move_new_threads_along
+from .threads import kept_together
 from .worker_half import WorkerHalf
 
 NAME = "MultiConnector"
@@ -77,8 +77,8 @@ class MultiConnector(upstream.MultiConnector):
         # Options first: a typo must not cost the time of building the children.
         options = Options.parse(transfer.kv_connector_extra_config.get("kvctl") or {})
         on_cpu = vllm_config.device_config.device_type == "cpu"
-        follow = role is KVConnectorRole.WORKER and on_cpu
-        with move_new_threads_along() if follow else contextlib.nullcontext():
+        pinned = role is KVConnectorRole.WORKER and on_cpu
+        with kept_together(_local_rank(vllm_config)) if pinned else contextlib.nullcontext():
             super().__init__(vllm_config, role, kv_cache_config)
 
         self._scheduler_half: SchedulerHalf | None = None
@@ -274,6 +274,13 @@ class MultiConnector(upstream.MultiConnector):
             return None
         slots = meta.metadata if meta is not None else (None,) * len(self._connectors)
         return WorkerMetadata(metadata=slots, facts=facts, missing=missing, strays=strays)
+
+
+def _local_rank(vllm_config: Any) -> int:
+    """Of this worker among all of its engine on this machine, data-parallel ranks included."""
+    parallel = vllm_config.parallel_config
+    replica = getattr(parallel, "data_parallel_rank_local", 0) or 0
+    return int(replica * parallel.world_size + parallel.rank)
 
 
 def _tier(child: Any) -> str:

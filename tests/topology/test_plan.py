@@ -11,7 +11,6 @@ import pytest
 from topologies import CONNECTOR, GPU_PAIR, make_engine, make_topology, plan_of, process
 
 from kvctl.errors import UsageError
-from kvctl.topology.cores import Cores
 from kvctl.topology.plan import Plan, Process, make_plan
 
 
@@ -51,6 +50,7 @@ def test_a_pair_on_cpus() -> None:
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "9011",
         "VLLM_CPU_OMP_THREADS_BIND": "0",
+        "KVCTL_TRANSFER_CORES": "0",
         "UCX_NET_DEVICES": "lo",
         "UCX_TLS": "tcp,sm,self",
     }
@@ -318,8 +318,8 @@ def test_ports_and_feeds_never_meet(replicas: int, ranks: int) -> None:
 
 
 def test_cores_are_shared_out_between_all_engines() -> None:
-    cores = Cores(tuple(range(15)), (15,))
+    cores = tuple(range(16))
     instances = "  p: {role: prefill}\n  d: {role: decode, args: {tensor-parallel-size: 2}}\n"
     plan = plan_of(instances=instances, cores=cores)
     bound = [one.env.get("VLLM_CPU_OMP_THREADS_BIND") for one in plan.processes]
-    assert bound == ["0-4", "5-9|10-14", None]
+    assert bound == ["0-3", "5-8|10-13", None]

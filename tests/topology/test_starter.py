@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from topologies import CONNECTOR, make_engine, process
 
-from kvctl.topology.cores import Cores
 from kvctl.topology.free_ports import free_base
 from kvctl.topology.load import load
 from kvctl.topology.plan import Plan, make_plan
@@ -32,7 +31,7 @@ def planned(setting: Setting, platform: str) -> Plan:
         engine=make_engine(platform),
         connector_path=CONNECTOR,
         offer_key=Path("/key"),
-        cores=Cores((0,), (1,)),
+        cores=(0, 1),
     )
 
 

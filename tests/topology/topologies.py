@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvctl.engine.environment import EngineEnvironment
-from kvctl.topology.cores import Cores
 from kvctl.topology.load import load
 from kvctl.topology.models import Topology
 from kvctl.topology.plan import Plan, Process, make_plan
@@ -35,7 +34,7 @@ def plan_of(
     instances: str = PAIR,
     platform: str = "cpu",
     node: str | None = None,
-    cores: Cores = Cores((0,), (1,)),
+    cores: tuple[int, ...] = (0, 1),
 ) -> Plan:
     return make_plan(
         make_topology(rest, instances=instances),
