@@ -220,8 +220,10 @@ class Offers:
             return None
         try:
             verdict = self._verdict(params, request)
-        except (TypeError, ValueError, AttributeError):
-            verdict = Verdict("offer_mismatch")  # not of the form that prefill makes
+        except Exception:
+            # A client's input: whatever is wrong with its form, prefill has not made it so, and
+            # it must not reach the engine as an exception.
+            verdict = Verdict("offer_mismatch")
         if verdict.refused:
             params["do_remote_prefill"] = False
         return verdict

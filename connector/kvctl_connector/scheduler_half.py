@@ -1,18 +1,16 @@
 """The scheduler's half, in the engine core: joins the facts, records them, serves the feed.
 
 It sees each request's offers, allocation and completion, and, with every step's output, the
-facts that the workers stamped. Nothing here decides anything for the engine.
+facts that the workers stamped. Of the engine's business it decides one thing: which offers of KV
+are believed.
 """
 
 from __future__ import annotations
 
-import os
 import time
-import uuid
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 from . import __version__, guard, paths, semconv
@@ -20,10 +18,12 @@ from .config import ConfigError, Options
 from .facts import Fact, Joiner
 from .feed import Feed
 from .guard import guarded
+from .host_tier import HostTier
+from .identity import hello, version
 from .lease import Lease
 from .offers import KEY_FILE, Offers, Peers, Verdict, grant_of, keys_from_environment
 from .recorder import Recorder
-from .wire import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello, Transfer, Wait
+from .wire import Transfer, Wait
 
 LIMIT = 65_536  # requests remembered at once
 _MS = 1_000_000  # ns
@@ -80,9 +80,9 @@ class SchedulerHalf:
         )
         self._joiner = Joiner()
         self._dropped: dict[str, int] = {}
-        found = map(_HostTier.find, children, child_configs)
+        found = map(HostTier.find, children, child_configs)
         self._host_tier = next((tier for tier in found if tier is not None), None)
-        self._hello = _hello(options, vllm_config)
+        self._hello = hello(options, vllm_config)
         self._start_at_zero(children, options)
         rank = int(getattr(vllm_config.parallel_config, "data_parallel_index", 0) or 0)
         self.feed = Feed(
@@ -109,7 +109,7 @@ class SchedulerHalf:
         if params.get("do_remote_decode"):
             if not self._second_turns:
                 _take_out_offer_of_second_turn(params)
-            self._offers_made.expect_to_offer(request)
+            self._expect_to_offer(request)
             return
         verdict = self._offers_made.judge(request)
         if verdict is not None and not verdict.refused:
@@ -166,6 +166,7 @@ class SchedulerHalf:
         self._count_drops("rank_missing", self._joiner.dropped)
         self._count_drops("hook_failed", sum(guard.failures.values()))
 
+    @guarded
     def offer(self, request: Any, params: dict[str, Any] | None) -> None:
         """vLLM is about to return `params` for a request that has ended: grant and sign."""
         self._offers_made.grant(request, params)
@@ -189,6 +190,10 @@ class SchedulerHalf:
     def close(self) -> None:
         """Ends the feed."""
         self.feed.close()
+
+    @guarded
+    def _expect_to_offer(self, request: Any) -> None:
+        self._offers_made.expect_to_offer(request)
 
     @guarded
     def _count_verdict(self, verdict: Verdict | None) -> None:
@@ -285,7 +290,7 @@ class SchedulerHalf:
         self._gauge_waiting()
         self.recorder.set(
             semconv.CONNECTOR_INFO, 1,
-            __version__, _version("vllm"), _version("nixl"),
+            __version__, version("vllm"), version("nixl"),
             "+".join(type(child).__name__ for child in children), options.mode, "",
         )  # fmt: skip
 
@@ -300,36 +305,6 @@ def _keep(table: OrderedDict[str, int], request: str, value: int) -> None:
     table[request] = value
     if len(table) > LIMIT:
         table.popitem(last=False)
-
-
-@dataclass
-class _HostTier:
-    """How full the host tier is, from upstream's manager.
-
-    Private names (v1/kv_offload/cpu/manager.py; chunks from 0.30.0, blocks before): without
-    them the occupancy is not exported.
-    """
-
-    manager: Any
-    unit: str
-    capacity: int  # bytes
-
-    @property
-    def used(self) -> float:
-        """Bytes of the chunks that hold blocks."""
-        total = getattr(self.manager, f"_num_{self.unit}")
-        free = getattr(self.manager, f"_get_num_free_{self.unit}")()
-        return float(self.capacity * (total - free) / total)
-
-    @classmethod
-    def find(cls, child: Any, config: Any) -> _HostTier | None:
-        manager = getattr(getattr(child, "connector_scheduler", None), "manager", None)
-        capacity = int((config.kv_connector_extra_config or {}).get("cpu_bytes_to_use", 0))
-        for unit in ("chunks", "blocks"):
-            known = getattr(manager, f"_num_{unit}", 0)
-            if capacity and known and hasattr(manager, f"_get_num_free_{unit}"):
-                return cls(manager, unit, capacity)
-        return None
 
 
 def _take_out_offer_of_second_turn(params: dict[str, Any]) -> None:
@@ -367,30 +342,3 @@ def _offers(options: Options, child_configs: list[Any]) -> Offers:
         # What a heartbeat adds (NIXL/base_worker.py 0.32.0:532, whole seconds).
         extension=lease * 2 // 3 * 1000,
     )
-
-
-def _hello(options: Options, vllm_config: Any) -> Hello:
-    engine_id = str(vllm_config.kv_transfer_config.engine_id)
-    rank = int(getattr(vllm_config.parallel_config, "data_parallel_index", 0) or 0)
-    return Hello(
-        protocol=(PROTOCOL_MAJOR, PROTOCOL_MINOR),
-        incarnation=uuid.uuid4().hex,
-        started=time.time_ns(),
-        instance=f"{engine_id}:{rank}",
-        name=options.instance or engine_id,
-        role=options.role,
-        pid=os.getpid(),
-        resource={
-            semconv.RESOURCE_TOPOLOGY: options.topology,
-            semconv.RESOURCE_ROLE: options.role,
-            semconv.RESOURCE_MODEL: str(vllm_config.model_config.model),
-            semconv.RESOURCE_VLLM: _version("vllm"),
-        },
-    )
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""

@@ -191,6 +191,10 @@ def test_prefill_signs_the_prompt_as_it_came() -> None:
     assert judge(make_offers(), params) == ""
 
 
+def test_what_cannot_even_be_digested_is_refused() -> None:
+    assert judge(make_offers(), make_offer(), [1 << 40]) == "offer_mismatch"
+
+
 def test_what_is_no_offer_is_not_judged() -> None:
     for params in (None, {}, {"do_remote_prefill": False}, "text", {"do_remote_decode": True}):
         assert make_offers().judge(make_request(params=params)) is None
