@@ -188,12 +188,13 @@ def print_stacks(pids: Sequence[int]) -> None:
 def free_block(size: int = 100) -> int:
     """The first of `size` ports that are free on loopback, below the ephemeral ones."""
     for base in range(20_000, 32_000, size):
-        if all(_is_free(port) for port in range(base, base + size)):
+        if all(is_free(port) for port in range(base, base + size)):
             return base
     raise AssertionError("no free block of ports")
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether a loopback port can be bound."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

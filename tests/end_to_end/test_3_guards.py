@@ -172,4 +172,4 @@ def test_without_the_guard_it_is_answered_wrong(pair: Pair, long: list[int]) -> 
 
 def test_nothing_is_held_afterwards(pair: Pair) -> None:
     for name in ("prefill-0", "decode-0"):
-        pair.settled(name)
+        assert not any(each.inflight for each in pair.settled(name).transfers)
