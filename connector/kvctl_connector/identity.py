@@ -13,10 +13,15 @@ from .config import Options
 from .wire import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello
 
 
+def data_parallel_rank(vllm_config: Any) -> int:
+    """Of this engine core. The index, since vLLM resets the rank for models without experts."""
+    return int(getattr(vllm_config.parallel_config, "data_parallel_index", 0) or 0)
+
+
 def hello(options: Options, vllm_config: Any) -> Hello:
     """The feed's first message for an engine core that begins its life now."""
     engine_id = str(vllm_config.kv_transfer_config.engine_id)
-    rank = int(getattr(vllm_config.parallel_config, "data_parallel_index", 0) or 0)
+    rank = data_parallel_rank(vllm_config)
     return Hello(
         protocol=(PROTOCOL_MAJOR, PROTOCOL_MINOR),
         incarnation=uuid.uuid4().hex,

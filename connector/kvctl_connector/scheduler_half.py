@@ -19,7 +19,7 @@ from .facts import Fact, Joiner
 from .feed import Feed
 from .guard import guarded
 from .host_tier import HostTier
-from .identity import hello, version
+from .identity import data_parallel_rank, hello, version
 from .lease import Lease
 from .offers import KEY_FILE, Offers, Peers, Verdict, grant_of, keys_from_environment
 from .recorder import Recorder
@@ -84,7 +84,7 @@ class SchedulerHalf:
         self._host_tier = next((tier for tier in found if tier is not None), None)
         self._hello = hello(options, vllm_config)
         self._start_at_zero(children, options)
-        rank = int(getattr(vllm_config.parallel_config, "data_parallel_index", 0) or 0)
+        rank = data_parallel_rank(vllm_config)
         self.feed = Feed(
             self.recorder,
             self._hello,

@@ -15,8 +15,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-# Read by the connector in each worker: the core for its main thread and NIXL's, one a worker.
-TRANSFER_CORES = "KVCTL_TRANSFER_CORES"
+from kvctl_connector.threads import TRANSFER_CORES
 
 
 def available(nodes: Path = Path("/sys/devices/system/node")) -> tuple[int, ...]:

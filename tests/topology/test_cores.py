@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.topology.cores import TRANSFER_CORES, available, bindings
+from kvctl.topology.cores import available, bindings
 from kvctl_connector import threads
+from kvctl_connector.threads import TRANSFER_CORES
 
 
 def machine(tmp_path: Path, *nodes: list[int]) -> Path:
@@ -59,4 +60,5 @@ def test_every_worker_has_cores_of_its_own(
 
 
 def test_the_connector_reads_the_variable_that_launch_sets() -> None:
-    assert TRANSFER_CORES == threads.TRANSFER_CORES
+    (variables,) = bindings([1], (0,))
+    assert variables[threads.TRANSFER_CORES] == "0"
