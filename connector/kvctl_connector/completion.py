@@ -11,8 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 Loads = Mapping[str, tuple[int, ...]]  # request id -> indices of the children that load for it
+
+
+class GivenUp(NamedTuple):
+    """A load that nobody waits for any more, though it may still be written.
+
+    Attributes:
+        number: by which its end is reported.
+        children: that loaded.
+    """
+
+    number: int
+    children: tuple[int, ...]
 
 
 @dataclass
@@ -34,6 +47,10 @@ class CompletionMap:
     def __init__(self) -> None:
         self._awaited: dict[str, set[int]] = {}
         self._failed: set[str] = set()
+        self._given_up: dict[tuple[str, int], int] = {}
+        self._open: dict[int, int] = {}
+        self._ended: list[int] = []
+        self._at_once: list[str] = []
         self.strays = 0
 
     def __len__(self) -> int:
@@ -45,6 +62,34 @@ class CompletionMap:
             self._awaited[request] = set(children)
             self._failed.discard(request)
 
+    def give_up(self, loads: Mapping[str, GivenUp]) -> None:
+        """Releases these requests as failed with the next `release_given_up`.
+
+        What their children report from now on ends the load, but completes nothing.
+        """
+        for request, load in loads.items():
+            awaited = self._awaited.get(request)
+            if awaited is None or not awaited <= set(load.children):
+                self._ended.append(load.number)  # it was complete before this was known
+                continue
+            del self._awaited[request]
+            self._failed.discard(request)
+            self._at_once.append(request)
+            self._open[load.number] = len(awaited)
+            for child in awaited:
+                self._given_up[request, child] = load.number
+
+    def release_given_up(self, released: Released) -> None:
+        """Adds what was given up since the last call."""
+        released.received.update(self._at_once)
+        released.failed.update(self._at_once)
+        self._at_once.clear()
+
+    def take_ended(self) -> list[int]:
+        """Numbers of loads that were given up and have ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
     def report(
         self, child: int, received: Iterable[str], failed: Iterable[str], released: Released
     ) -> None:
@@ -54,6 +99,9 @@ class CompletionMap:
         """
         failed = set(failed)
         for request in {*received, *failed}:
+            if (number := self._given_up.pop((request, child), None)) is not None:
+                self._end_one(number)
+                continue
             awaited = self._awaited.get(request)
             if awaited is None or child not in awaited:
                 self.strays += 1
@@ -67,3 +115,9 @@ class CompletionMap:
                 if request in self._failed:
                     self._failed.discard(request)
                     released.failed.add(request)
+
+    def _end_one(self, number: int) -> None:
+        self._open[number] -= 1
+        if not self._open[number]:
+            del self._open[number]
+            self._ended.append(number)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import multi_connector as upstream
@@ -20,11 +21,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from .completion import Released
 from .config import ConfigError, Options
-from .facts import Fact
 from .guard import logger
-from .lease import Lease
+from .metadata import Metadata, WorkerMetadata
 from .scheduler_half import SchedulerHalf
 from .threads import kept_together
+from .tier_choice import Choice
 from .worker_half import WorkerHalf
 
 NAME = "MultiConnector"
@@ -33,34 +34,6 @@ SWITCH = "KVCTL_CONNECTOR"
 
 # Which tier a child serves, by the prefix of its class's name.
 _TIER_OF = {"Nixl": "peer", "Offloading": "host", "SimpleCPUOffload": "host"}
-
-
-@dataclass
-class Metadata(upstream.MultiKVConnectorMetadata):
-    """Scheduler half → workers: upstream's, the loads that begin (request → children), and the
-    leases of requests that have just arrived."""
-
-    loads: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    leases: dict[str, Lease] = field(default_factory=dict)
-
-
-@dataclass
-class WorkerMetadata(upstream.MultiKVConnectorWorkerMetadata):
-    """Workers → scheduler half: upstream's, and what this step's transfers were."""
-
-    facts: list[Fact] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    strays: int = 0  # reports of completions that nobody awaited
-
-    def aggregate(self, other: Any) -> WorkerMetadata:
-        """Joins two ranks; the first one's type decides, so every rank sends this type."""
-        joined = super().aggregate(other)
-        return WorkerMetadata(
-            metadata=joined.metadata,
-            facts=[*self.facts, *other.facts],
-            missing=self.missing,
-            strays=self.strays + other.strays,
-        )
 
 
 class MultiConnector(upstream.MultiConnector):
@@ -83,15 +56,23 @@ class MultiConnector(upstream.MultiConnector):
 
         self._scheduler_half: SchedulerHalf | None = None
         self._worker_half: WorkerHalf | None = None
-        self._waits: dict[str, bool] = {}
+        self._choices: dict[str, Choice] = {}
+        self._last_loads: tuple[str, dict[int, tuple[int, Any]]] = ("", {})
         self._new_loads: dict[str, tuple[int, ...]] = {}
         if os.environ.get(SWITCH) == "off":
             logger.warning("kvctl: %s=off, this is stock MultiConnector", SWITCH)
             return
         tiers = [_tier(child) for child in self._connectors]
+        self._composes = options.mode == "compose"
+        self._chooses = self._composes and options.tier_policy == "fastest"
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler_half = SchedulerHalf(
-                options, vllm_config, tiers, self._connectors, self._ktc_kv_transfer_config
+                options,
+                vllm_config,
+                kv_cache_config,
+                tiers,
+                self._connectors,
+                self._ktc_kv_transfer_config,
             )
         else:
             parallel = vllm_config.parallel_config
@@ -101,6 +82,7 @@ class MultiConnector(upstream.MultiConnector):
                 parallel.rank,
                 parallel.world_size,
                 options.clock_margin_ms,
+                observes=not self._composes,
             )
 
     def shutdown(self) -> None:
@@ -116,43 +98,107 @@ class MultiConnector(upstream.MultiConnector):
             self._scheduler_half.arrived(request)
         super().on_new_request(request)
 
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        # What vLLM calls up to 0.28.0.
+        super().bind_gpu_block_pool(gpu_block_pool)
+        self._keep_block_pool(gpu_block_pool)
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        # And from 0.30.0 on.
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self._keep_block_pool(getattr(kv_cache_manager, "block_pool", None))
+
+    def _keep_block_pool(self, pool: Any) -> None:
+        # A load can only be given up where a request can be reported as failed as a whole: a list
+        # of blocks would have it recomputed in the blocks that may still be written.
+        if self._scheduler_half is not None and hasattr(upstream, "KVConnectorTransferResults"):
+            self._scheduler_half.waits.block_pool = pool
+
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        if self._scheduler_half is None:
+        half = self._scheduler_half
+        if half is None:
             return super().get_num_new_matched_tokens(request, num_computed_tokens)
-        self._scheduler_half.arrived(request)  # vLLM 0.20.2 does not announce new requests
-        # A choice of an earlier query must not outlive it when this one finds nothing.
-        self._requests_to_connector.pop(request.request_id, None)
-        tokens, waits = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        self._waits[request.request_id] = waits
-        return tokens, waits
+        half.arrived(request)  # vLLM 0.20.2 does not announce new requests
+        name = request.request_id
+        if self._composes:
+            # A choice of an earlier query must not outlive it when this one finds nothing.
+            self._requests_to_connector.pop(name, None)
+        if self._chooses:
+            choice = half.choose(request, num_computed_tokens)
+            if choice.child is not None:
+                self._requests_to_connector[name] = choice.child
+        else:
+            tokens, waits = super().get_num_new_matched_tokens(request, num_computed_tokens)
+            child = self._requests_to_connector.get(name)
+            choice = Choice(child, tokens, waits, "upstream", ())
+        self._choices[name] = choice
+        return choice.tokens, choice.waits
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        chosen = self._requests_to_connector.get(request.request_id)
         half = self._scheduler_half
-        if half is not None and chosen is not None and num_external_tokens > 0:
-            waits = self._waits.pop(request.request_id, True)
-            if waits:
-                self._new_loads[request.request_id] = (chosen,)
-            half.allocated(request.request_id, chosen, num_external_tokens, waits=waits)
-            self._tell_reused_blocks(chosen, blocks)
-        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        name = request.request_id
+        choice = self._choices.pop(name, None) if half is not None else None
+        if half is None or choice is None:
+            # The second time for a load, when its request is no longer parked.
+            super().update_state_after_alloc(request, blocks, num_external_tokens)
+            return
+        loads = half.loads(choice, num_external_tokens, blocks)
+        self._last_loads = (name, loads)
+        if loads and choice.waits:
+            self._new_loads[name] = tuple(loads)
+        half.admitted(request, choice, loads, blocks)
+        if not self._composes:
+            super().update_state_after_alloc(request, blocks, num_external_tokens)
+            return
+        self._tell_reused_blocks(loads, blocks)
+        for index, child in enumerate(self._connectors):
+            tokens, shown = loads.get(index, (0, blocks))
+            if len(loads) > 1:
+                _load_asynchronously(child, name)
+            child.update_state_after_alloc(request, shown, tokens)
 
-    def _tell_reused_blocks(self, chosen: int, blocks: Any) -> None:
-        """Tells the offload children which blocks another child is about to write.
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        chosen = self._requests_to_connector.get(request.request_id)
+        if chosen is None:
+            return ()  # upstream raises KeyError
+        groups = tuple(self._connectors[chosen].get_loaded_kv_cache_group_ids(request))
+        # Asked before the blocks are allocated (SCHED 0.32.0:1265): a plan may still fall through.
+        choice = self._choices.get(request.request_id)
+        if choice is None or choice.plan is None:
+            return groups
+        local = self._connectors[choice.plan.local].get_loaded_kv_cache_group_ids(request)
+        return tuple(group for group in groups if group in local)
+
+    def get_external_cache_hit_sources(
+        self, request: Any, num_external_tokens: int
+    ) -> dict[Any, int]:
+        name, loads = self._last_loads  # asked right after the blocks were allocated
+        if name != request.request_id or len(loads) < 2:
+            return dict(super().get_external_cache_hit_sources(request, num_external_tokens))
+        sources: Counter[Any] = Counter()
+        for index, (tokens, _) in loads.items():
+            child = self._connectors[index]
+            sources.update(child.get_external_cache_hit_sources(request, tokens))
+        return dict(sources)
+
+    def _tell_reused_blocks(self, loads: Collection[int], blocks: Any) -> None:
+        """Tells the offload children which blocks other children are about to write.
 
         They keep copying blocks of finished requests and wait for such a copy when its block is
         allocated again, but up to vLLM 0.32.0 they do not see allocations for another child's
         load (vllm-project/vllm issue 46951): it would overwrite a block that is being stored.
         """
+        if not loads:
+            return
         for index, child in enumerate(self._connectors):
             allocated = getattr(
                 getattr(child, "connector_scheduler", None),
                 "_current_batch_allocated_block_ids",
                 None,
             )
-            if index != chosen and allocated is not None:
+            if allocated is not None and any(loader != index for loader in loads):
                 allocated.update(b.block_id for group in blocks.blocks for b in group)
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
@@ -165,9 +211,10 @@ class MultiConnector(upstream.MultiConnector):
         for child in meta.metadata:
             if jobs := getattr(child, "store_jobs", None):
                 half.announced(jobs)
-        leases = half.take_leases()
-        if self._new_loads or leases:
-            meta = Metadata(**vars(meta), loads=self._new_loads, leases=leases)
+        leases = half.arrivals.take_leases()
+        given_up = half.give_up_overdue()
+        if self._new_loads or leases or given_up:
+            meta = Metadata(**vars(meta), loads=self._new_loads, leases=leases, given_up=given_up)
             self._new_loads = {}
         return meta
 
@@ -181,14 +228,14 @@ class MultiConnector(upstream.MultiConnector):
         if isinstance(worker_meta, WorkerMetadata):
             if worker_meta.missing:
                 half.missing(worker_meta.missing)
-            half.completed(worker_meta.facts, received or (), worker_meta.strays)
+            half.completed(worker_meta.facts, received or (), worker_meta.strays, worker_meta.ended)
         elif received:
-            half.completed((), received, 0)
+            half.completed((), received, 0, ())
 
     def _aggregate_request_finished(self, request: Any, per_connector_fn: Any) -> Any:
         held, params = super()._aggregate_request_finished(request, per_connector_fn)
         if self._scheduler_half is not None:
-            self._waits.pop(request.request_id, None)
+            self._choices.pop(request.request_id, None)
             self._scheduler_half.offer(request, params)
             self._scheduler_half.finished(
                 request.request_id, offered=bool(held and params is not None)
@@ -212,6 +259,7 @@ class MultiConnector(upstream.MultiConnector):
             self._worker_half.bound(
                 getattr(connector_metadata, "loads", None),
                 getattr(connector_metadata, "leases", None),
+                getattr(connector_metadata, "given_up", None),
                 connector_metadata.metadata,
             )
 
@@ -244,6 +292,7 @@ class MultiConnector(upstream.MultiConnector):
                 failed = answer.failed_recving
             half.reported(index, sending, receiving, failed, released)
             sent.update(request for request in sending if self._last_save(request))
+        half.completion.release_given_up(released)
         if finished_req_ids:
             half.forget(finished_req_ids)
         return sent, released
@@ -270,10 +319,23 @@ class MultiConnector(upstream.MultiConnector):
             return meta
         facts = half.take_facts()
         missing, strays = half.take_missing(), half.take_strays()
-        if meta is None and not (facts or missing or strays):
+        ended = half.completion.take_ended()
+        if meta is None and not (facts or missing or strays or ended):
             return None
         slots = meta.metadata if meta is not None else (None,) * len(self._connectors)
-        return WorkerMetadata(metadata=slots, facts=facts, missing=missing, strays=strays)
+        return WorkerMetadata(
+            metadata=slots, facts=facts, missing=missing, strays=strays, ended=ended
+        )
+
+
+def _load_asynchronously(child: Any, request: str) -> None:
+    """Takes the request out of an offload child's loads that the next step would wait for.
+
+    A composed load waits for NIXL anyway (OFF/scheduler.py 0.33.0, _current_batch_sync_loads).
+    """
+    batch = getattr(getattr(child, "connector_scheduler", None), "_current_batch_sync_loads", None)
+    if batch is not None:
+        batch.discard(request)
 
 
 def _local_rank(vllm_config: Any) -> int:

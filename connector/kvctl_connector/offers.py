@@ -210,7 +210,7 @@ class Offers:
         return Grant(_now(), self._lease, self._extension)
 
     def judge(self, request: Any) -> Verdict | None:
-        """Decides about the offer in a request, and takes a refused one out of it.
+        """Decides about the offer in a request; whoever asks takes a refused one out of it.
 
         Returns:
             None where the request has no offer.
@@ -219,14 +219,11 @@ class Offers:
         if not isinstance(params, dict) or not params.get("do_remote_prefill"):
             return None
         try:
-            verdict = self._verdict(params, request)
+            return self._verdict(params, request)
         except Exception:
             # A client's input: whatever is wrong with its form, prefill has not made it so, and
             # it must not reach the engine as an exception.
-            verdict = Verdict("offer_mismatch")
-        if verdict.refused:
-            params["do_remote_prefill"] = False
-        return verdict
+            return Verdict("offer_mismatch")
 
     def _verdict(self, params: dict[str, Any], request: Any) -> Verdict:
         if not self._peers.allow(params.get("remote_host")):

@@ -1,56 +1,47 @@
-"""The scheduler's half, in the engine core: joins the facts, records them, serves the feed.
+"""The scheduler's half, in the engine core: follows each request, and records what its KV did.
 
 It sees each request's offers, allocation and completion, and, with every step's output, the
-facts that the workers stamped. Of the engine's business it decides one thing: which offers of KV
-are believed.
+facts that the workers stamped. Of the engine's business it decides which offers of KV are
+believed, which tier is taken, and when a load is given up.
 """
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from . import __version__, guard, paths, semconv
-from .config import ConfigError, Options
-from .facts import Fact, Joiner
+from .arrivals import Arrivals
+from .completion import GivenUp
+from .composed import Composition
+from .config import Options
+from .facts import Fact
 from .feed import Feed
-from .guard import guarded
+from .guard import guarded, logger
 from .host_tier import HostTier
 from .identity import data_parallel_rank, hello, version
-from .lease import Lease
-from .offers import KEY_FILE, Offers, Peers, Verdict, grant_of, keys_from_environment
 from .recorder import Recorder
-from .wire import Transfer, Wait
+from .tier_choice import Choice, TierChoice
+from .transfers import Transfers
+from .waits import Part, Waits
+from .wire import Choice as ChoiceItem
 
 LIMIT = 65_536  # requests remembered at once
-_MS = 1_000_000  # ns
-DEFAULT_LEASE = 30  # s, vLLM's own (NIXL/base_scheduler.py 0.32.0)
 
 # Reasons that can end a transfer of a tier: their failure counters start at 0.
 _REASONS = {
     "peer": semconv.REASONS,
-    "host": ("io_error", "unknown"),
+    "host": ("io_error", "no_space", "wait_deadline", "unknown"),
 }
-
-
-@dataclass
-class _Load:
-    """One request that waits for KV. `start` is Unix ns."""
-
-    tier: str
-    tokens: int
-    start: int
 
 
 class SchedulerHalf:
     """What one engine core knows about its transfers.
 
     Args:
-        options: who this engine is.
-        vllm_config: vLLM's configuration object.
+        options: who this engine is, and how it is to choose.
+        vllm_config, kv_cache_config: vLLM's configuration objects.
         tiers: the tier of each child, in the order of the children.
         children: the child connectors, scheduler role.
         child_configs: their ``KVTransferConfig``s, in the same order.
@@ -60,30 +51,28 @@ class SchedulerHalf:
         self,
         options: Options,
         vllm_config: Any,
+        kv_cache_config: Any,
         tiers: list[str],
         children: list[Any],
         child_configs: list[Any],
     ) -> None:
         self.recorder = Recorder()
+        self._options = options
         self._tiers = tiers
-        self._loads: OrderedDict[str, _Load] = OrderedDict()
         self._external: OrderedDict[str, int] = OrderedDict()
-        self._sends: OrderedDict[str, int] = OrderedDict()
-        self._stores: set[int] = set()
-        self._arrived: OrderedDict[str, int] = OrderedDict()
-        self._leases: dict[str, Lease] = {}
-        self._margin = options.clock_margin_ms
-        self._offers_made = _offers(options, child_configs)
-        self._second_turns = any(
-            (config.kv_connector_extra_config or {}).get("bidirectional_kv_xfer")
-            for config in child_configs
-        )
-        self._joiner = Joiner()
         self._dropped: dict[str, int] = {}
         found = map(HostTier.find, children, child_configs)
         self._host_tier = next((tier for tier in found if tier is not None), None)
+        self.arrivals = Arrivals(options, child_configs, self.recorder)
+        self.waits = Waits(
+            self.recorder,
+            vllm_config.parallel_config.world_size,
+            options.wait_deadline_ms / 1000 if options.mode == "compose" else 0,
+        )
+        self.transfers = Transfers(self.recorder, self._host_tier)
+        self.choice = self._tier_choice(vllm_config, kv_cache_config, children)
         self._hello = hello(options, vllm_config)
-        self._start_at_zero(children, options)
+        self._start_at_zero(children)
         rank = data_parallel_rank(vllm_config)
         self.feed = Feed(
             self.recorder,
@@ -95,42 +84,47 @@ class SchedulerHalf:
     # What the connector tells, in the order of a request's life.
 
     def arrived(self, request: Any) -> None:
-        """A request is new here: is its offer to be believed? Once a request.
+        """A request is new here: is its offer to be believed? Not guarded: see Arrivals."""
+        self.arrivals.arrived(request)
 
-        Not guarded: an offer that could not be judged must not be believed.
-        """
-        name = request.request_id
-        if name in self._arrived:
-            return
-        _keep(self._arrived, name, 0)
-        params = request.kv_transfer_params
-        if not isinstance(params, dict):
-            return
-        if params.get("do_remote_decode"):
-            if not self._second_turns:
-                _take_out_offer_of_second_turn(params)
-            self._expect_to_offer(request)
-            return
-        verdict = self._offers_made.judge(request)
-        if verdict is not None and not verdict.refused:
-            self._note_lease(name, params)
-        self._count_verdict(verdict)
+    def choose(self, request: Any, computed: int) -> Choice:
+        """Answers vLLM's query: what is loaded, and from where?"""
+        choice = self.choice.choose(request, computed)
+        self.recorder.set(semconv.REQUEST_WAITING, self.choice.pending, "lookup")
+        return choice
+
+    def loads(self, choice: Choice, tokens: int, blocks: Any) -> dict[int, tuple[int, Any]]:
+        """Splits what vLLM has allocated `blocks` for: tokens and blocks by child that loads."""
+        if not tokens or choice.child is None:
+            return {}
+        plan = choice.plan
+        # vLLM may take fewer tokens than it was told (SCHED 0.33.0): then the peer alone.
+        if plan is not None and tokens == plan.tokens:
+            view = self.choice.view(plan, blocks)
+            if view is not None:
+                rest = plan.tokens - plan.prefix
+                return {plan.local: (plan.prefix, blocks), plan.peer: (rest, view)}
+        return {choice.child: (tokens, blocks)}
 
     @guarded
-    def allocated(self, request: str, child: int, tokens: int, *, waits: bool) -> None:
-        """Blocks were allocated, and a child begins to load `tokens` into them.
-
-        `waits`: the request is parked until the load is complete.
-        """
-        tier = self._tiers[child]
-        _keep(self._external, request, self._external.get(request, 0) + tokens)
-        if not waits:
-            self.recorder.add(semconv.PROMPT_TOKENS, tokens, tier)
+    def admitted(
+        self, request: Any, choice: Choice, loads: dict[int, tuple[int, Any]], blocks: Any
+    ) -> None:
+        """The request has its blocks, and children begin to load into them."""
+        parts = tuple(
+            Part(child, self._tiers[child], tokens) for child, (tokens, _) in loads.items()
+        )
+        self._record_choice(request.request_id, choice, parts)
+        if not parts:
             return
-        self._loads[request] = _Load(tier, tokens, time.time_ns())
-        if len(self._loads) > LIMIT:
-            self._loads.popitem(last=False)
-        self._gauge_waiting()
+        name = request.request_id
+        self._external[name] = self._external.get(name, 0) + sum(part.tokens for part in parts)
+        if len(self._external) > LIMIT:
+            self._external.popitem(last=False)
+        if choice.waits:
+            self.waits.begin(name, parts, blocks)
+        else:
+            self._count_tokens(parts)
 
     @guarded
     def scheduled(self, new_requests: Iterable[Any]) -> None:
@@ -146,153 +140,67 @@ class SchedulerHalf:
     @guarded
     def announced(self, store_jobs: Iterable[int]) -> None:
         """Store jobs that the workers are about to be given."""
-        self._stores.update(store_jobs)
-        self.recorder.set(semconv.TRANSFER_INFLIGHT, len(self._stores), "host", "store")
+        self.transfers.announced(store_jobs)
+
+    def give_up_overdue(self) -> dict[str, GivenUp]:
+        """Loads that the workers are to give up, by request. Not guarded: blocks depend on it."""
+        overdue = self.waits.give_up_overdue()
+        for request, load in overdue.items():
+            self._external.pop(request, None)
+            for child in load.children:
+                self.choice.avoid(request, self._tiers[child])
+                if self._tiers[child] == "peer":
+                    self.arrivals.pulled(request, well=False)
+        return overdue
 
     @guarded
-    def completed(self, facts: Iterable[Fact], received: Iterable[str], strays: int) -> None:
-        """One step's output: facts of the workers, and the requests whose loads are complete."""
+    def completed(
+        self,
+        facts: Iterable[Fact],
+        received: Iterable[str],
+        strays: int,
+        ended: Iterable[int] = (),
+    ) -> None:
+        """One step's output: facts of the workers, the requests whose loads are complete, and the
+        numbers of given-up loads that have ended."""
+        self.waits.loads_ended(ended)
         outcomes: dict[str, str] = {}
-        for share in facts:
-            fact = self._joiner.add(share)
-            if fact is not None:
-                self._record(fact)
-                if fact.direction in ("recv", "load") and fact.request:
-                    outcomes[fact.request] = fact.outcome
+        for fact in self.transfers.ended(facts):
+            if fact.direction not in ("recv", "load") or not fact.request:
+                continue
+            if fact.outcome != "ok":
+                outcomes[fact.request] = fact.outcome
+                self.choice.avoid(fact.request, fact.tier)
+            if fact.tier == "peer" and fact.outcome in ("ok", "failed"):
+                self.arrivals.pulled(fact.request, well=fact.outcome == "ok")
         for request in received:
-            self._end_wait(request, outcomes.get(request, "ok"))
+            outcome = outcomes.get(request, "ok")
+            self._count_tokens(self.waits.end(request, outcome))
+            if outcome != "ok":
+                self._external.pop(request, None)
         if strays:
             self.recorder.add(semconv.TELEMETRY_DROPPED, strays, "recorder", "stray_completion")
-        self._count_drops("rank_missing", self._joiner.dropped)
+        self._count_drops("rank_missing", self.transfers.dropped)
         self._count_drops("hook_failed", sum(guard.failures.values()))
 
     @guarded
     def offer(self, request: Any, params: dict[str, Any] | None) -> None:
         """vLLM is about to return `params` for a request that has ended: grant and sign."""
-        self._offers_made.grant(request, params)
-
-    def take_leases(self) -> dict[str, Lease]:
-        """Leases that the workers do not know yet, by request."""
-        leases, self._leases = self._leases, {}
-        return leases
+        self.arrivals.offer(request, params)
 
     @guarded
     def finished(self, request: str, *, offered: bool) -> None:
         """A request ended here; `offered`: its blocks are held for another engine to read."""
-        if request in self._loads:
-            self._end_wait(request, "aborted")
+        self.waits.abort(request)
         self._external.pop(request, None)
-        self._arrived.pop(request, None)
+        self.arrivals.forget(request)
+        self.choice.forget(request)
         if offered:
-            _keep(self._sends, request, time.time_ns())
-            self.recorder.set(semconv.TRANSFER_INFLIGHT, len(self._sends), "peer", "send")
+            self.transfers.offered(request)
 
     def close(self) -> None:
         """Ends the feed."""
         self.feed.close()
-
-    @guarded
-    def _expect_to_offer(self, request: Any) -> None:
-        self._offers_made.expect_to_offer(request)
-
-    @guarded
-    def _count_verdict(self, verdict: Verdict | None) -> None:
-        if verdict is None:
-            return
-        kind = "refused" if verdict.refused else "signed" if verdict.signed else "unsigned"
-        self.recorder.add(semconv.OFFERS, 1, kind)
-        if verdict.refused:
-            self.recorder.add(semconv.TRANSFER_FAILURES, 1, "peer", "recv", "", verdict.refused, "")
-
-    def _note_lease(self, request: str, params: dict[str, Any]) -> None:
-        """Ships the lease to the workers, who will judge the pull's end by it.
-
-        A prefill that does not run our connector grants nothing; then our own lease counts from
-        the arrival here, which is weaker. So it does for a grant from our future: the clocks lie
-        too far apart to believe either of them.
-        """
-        now = time.time_ns()
-        grant = grant_of(params)
-        if grant is None or grant.granted * _MS > now + self._margin * _MS:
-            grant = self._offers_made.own_grant()
-        remote = str(params.get("remote_request_id"))
-        self._leases[request] = Lease(remote, grant.end * _MS, grant.extension * _MS)
-
-    def _record(self, fact: Fact) -> None:
-        recorder = self.recorder
-        peer = recorder.peer(fact.peer)
-        labels = (fact.tier, fact.direction, fact.outcome)
-        recorder.add(semconv.TRANSFER_COUNT, 1, *labels, peer)
-        start = fact.start or self._sends.get(fact.request, 0) or fact.end
-        if fact.direction == "send":
-            # How much was read, and when the read began, only the reader knows.
-            self._sends.pop(fact.request, None)
-            recorder.set(semconv.TRANSFER_INFLIGHT, len(self._sends), "peer", "send")
-        else:
-            recorder.add(semconv.TRANSFER_BYTES, fact.bytes, *labels, peer)
-            recorder.observe(semconv.TRANSFER_SIZE, fact.bytes, *labels)
-            recorder.observe(semconv.TRANSFER_DURATION, (fact.end - start) / 1e9, *labels)
-        if fact.outcome != "ok":
-            recorder.add(
-                semconv.TRANSFER_FAILURES, 1,
-                fact.tier, fact.direction, fact.phase, fact.reason, peer,
-            )  # fmt: skip
-        if fact.direction == "store":
-            self._stores.discard(int(fact.key))
-            recorder.set(semconv.TRANSFER_INFLIGHT, len(self._stores), "host", "store")
-        if fact.tier == "host":
-            self._gauge_tier()
-        recorder.put(
-            Transfer(
-                seq=0, tier=fact.tier, direction=fact.direction, outcome=fact.outcome,
-                request=fact.request, start=start, end=fact.end, bytes=fact.bytes,
-                peer=peer, phase=fact.phase, reason=fact.reason,
-            )
-        )  # fmt: skip
-
-    def _end_wait(self, request: str, outcome: str) -> None:
-        load = self._loads.pop(request, None)
-        if load is None:
-            return
-        now = time.time_ns()
-        self.recorder.observe(semconv.REQUEST_WAIT, (now - load.start) / 1e9, load.tier, outcome)
-        if outcome == "ok":
-            self.recorder.add(semconv.PROMPT_TOKENS, load.tokens, load.tier)
-        else:
-            self._external.pop(request, None)
-        self.recorder.put(Wait(0, load.tier, outcome, request, load.start, now))
-        self._gauge_waiting()
-
-    def _gauge_waiting(self) -> None:
-        remote = sum(load.tier == "peer" for load in self._loads.values())
-        local = len(self._loads) - remote
-        self.recorder.set(semconv.REQUEST_WAITING, remote, "remote_kv")
-        self.recorder.set(semconv.REQUEST_WAITING, local, "offload_load")
-        self.recorder.set(semconv.TRANSFER_INFLIGHT, remote, "peer", "recv")
-        self.recorder.set(semconv.TRANSFER_INFLIGHT, local, "host", "load")
-
-    def _gauge_tier(self) -> None:
-        if self._host_tier is not None:
-            self.recorder.set(semconv.TIER_USED, self._host_tier.used, "host")
-
-    def _count_drops(self, cause: str, total: int) -> None:
-        if new := total - self._dropped.get(cause, 0):
-            self._dropped[cause] = total
-            self.recorder.add(semconv.TELEMETRY_DROPPED, new, "recorder", cause)
-
-    def _start_at_zero(self, children: list[Any], options: Options) -> None:
-        for tier in sorted(set(self._tiers)):
-            for reason in _REASONS.get(tier, ()):
-                self.recorder.add(semconv.TRANSFER_FAILURES, 0, tier, "", "", reason, "")
-        if self._host_tier is not None:
-            self.recorder.set(semconv.TIER_CAPACITY, self._host_tier.capacity, "host")
-            self.recorder.set(semconv.TIER_USED, 0, "host")
-        self._gauge_waiting()
-        self.recorder.set(
-            semconv.CONNECTOR_INFO, 1,
-            __version__, version("vllm"), version("nixl"),
-            "+".join(type(child).__name__ for child in children), options.mode, "",
-        )  # fmt: skip
 
     @guarded
     def missing(self, hooks: list[str]) -> None:
@@ -300,45 +208,74 @@ class SchedulerHalf:
         for hook in hooks:
             self.recorder.add(semconv.TELEMETRY_DROPPED, 1, "hook", hook)
 
-
-def _keep(table: OrderedDict[str, int], request: str, value: int) -> None:
-    table[request] = value
-    if len(table) > LIMIT:
-        table.popitem(last=False)
-
-
-def _take_out_offer_of_second_turn(params: dict[str, Any]) -> None:
-    """Prefill takes no offers: vLLM would promise to load them, and park the request for ever.
-
-    Upstream answers the query for blocks of an earlier turn without checking whether it may pull
-    them (NIXL/pull_scheduler.py 0.32.0:66), but only plans the pull with ``bidirectional_kv_xfer``.
-    """
-    if params.get("remote_block_ids"):
-        params["remote_block_ids"] = None
-
-
-def _offers(options: Options, child_configs: list[Any]) -> Offers:
-    """Raises ConfigError: signatures are required and there is no key, or it cannot be used."""
-    keys = keys_from_environment()
-    if options.offers == "signed" and not keys:
-        raise ConfigError(
-            f'kvctl.offers is "signed", and {KEY_FILE} names no key file: '
-            "write the same random line of 16 characters or more into a file of mode 0600 for "
-            "prefill and decode"
+    def _tier_choice(
+        self, vllm_config: Any, kv_cache_config: Any, children: list[Any]
+    ) -> TierChoice:
+        options = self._options
+        sizes = tuple(
+            int(group.kv_cache_spec.block_size) for group in kv_cache_config.kv_cache_groups
         )
-    lease = next(
-        (
-            int(extra["kv_lease_duration"])
-            for config in child_configs
-            if "kv_lease_duration" in (extra := config.kv_connector_extra_config or {})
-        ),
-        DEFAULT_LEASE,
-    )
-    return Offers(
-        keys,
-        required=options.offers == "signed",
-        peers=Peers(options.peers),
-        lease=lease * 1000,
-        # What a heartbeat adds (NIXL/base_worker.py 0.32.0:532, whole seconds).
-        extension=lease * 2 // 3 * 1000,
-    )
+        composition = None
+        if options.composed != "never":
+            obstacle = Composition.obstacle(vllm_config, kv_cache_config, children)
+            if obstacle:
+                logger.info("kvctl: no loads from two tiers at once: there is %s", obstacle)
+            else:
+                composition = Composition(children, sizes, always=options.composed == "always")
+        return TierChoice(
+            children,
+            self._tiers,
+            speeds=self.transfers.speeds,
+            bytes_per_token=_bytes_per_token(kv_cache_config),
+            block=max(sizes, default=1),
+            composition=composition,
+            lookup_deadline=options.wait_deadline_ms / 1000,
+        )
+
+    def _record_choice(self, request: str, choice: Choice, parts: tuple[Part, ...]) -> None:
+        if choice.why == "deadline":
+            self.recorder.add(
+                semconv.TRANSFER_FAILURES, 1, "host", "load", "queue", "wait_deadline", ""
+            )
+        offers: dict[str, int] = {}
+        for tier, offer in zip(self._tiers, choice.offers, strict=False):
+            if offer is not None:
+                offers[tier] = max(offers.get(tier, 0), offer.tokens or 0)
+        if not parts and not any(offers.values()):
+            return
+        taken = "composed" if len(parts) > 1 else parts[0].tier if parts else "none"
+        why = choice.why if (len(parts) > 1) == (choice.plan is not None) else "more"
+        self.recorder.add(semconv.TIER_CHOICES, 1, taken, why)
+        self.recorder.put(ChoiceItem(0, request, taken, why, offers))
+
+    def _count_tokens(self, parts: Iterable[Part]) -> None:
+        for part in parts:
+            self.recorder.add(semconv.PROMPT_TOKENS, part.tokens, part.tier)
+
+    def _count_drops(self, cause: str, total: int) -> None:
+        if new := total - self._dropped.get(cause, 0):
+            self._dropped[cause] = total
+            self.recorder.add(semconv.TELEMETRY_DROPPED, new, "recorder", cause)
+
+    def _start_at_zero(self, children: list[Any]) -> None:
+        for tier in sorted(set(self._tiers)):
+            for reason in _REASONS.get(tier, ()):
+                self.recorder.add(semconv.TRANSFER_FAILURES, 0, tier, "", "", reason, "")
+        if self._host_tier is not None:
+            self.recorder.set(semconv.TIER_CAPACITY, self._host_tier.capacity, "host")
+            self.recorder.set(semconv.TIER_USED, 0, "host")
+        self.recorder.set(semconv.BLOCKS_HELD, 0, "abort")
+        self.recorder.set(
+            semconv.CONNECTOR_INFO, 1,
+            __version__, version("vllm"), version("nixl"),
+            "+".join(type(child).__name__ for child in children), self._options.mode, "",
+        )  # fmt: skip
+
+
+def _bytes_per_token(kv_cache_config: Any) -> float:
+    """Of one rank's KV, over all layers."""
+    total = 0.0
+    for group in kv_cache_config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        total += len(group.layer_names) * spec.page_size_bytes / spec.block_size
+    return total

@@ -33,6 +33,7 @@ REASON = "reason"
 STATE = "state"
 SOURCE = "source"
 VERDICT = "verdict"
+WHY = "why"
 SINK = "sink"
 CAUSE = "cause"
 # Carried by every data point of every outlet: engine id and data-parallel rank. The same
@@ -46,6 +47,9 @@ PHASES = ("handshake", "queue", "stage", "post", "move", "poll", "notify")
 STATES = ("remote_kv", "offload_load", "lookup")
 SOURCES = ("local", "peer", "host", "disk", "computed", "recomputed")
 VERDICTS = ("signed", "unsigned", "refused")
+CHOICES = ("peer", "host", "disk", "composed", "none")
+WHYS = ("only", "faster", "more", "unmeasured", "composed", "upstream", "deadline", "none")
+HELD = ("send_lease", "load", "store", "abort")
 REASONS = (
     "offer_unsigned",
     "offer_mismatch",
@@ -174,6 +178,21 @@ OFFERS = Metric(
     "Offers of KV that decode received, by what became of them.",
     (VERDICT,),
 )  # fmt: skip
+TIER_CHOICES = Metric(
+    "kvctl.tier.choices", Kind.COUNTER, "{request}",
+    "Requests that were offered KV, by the tier that was taken and why.",
+    (TIER, WHY),
+)  # fmt: skip
+BLOCKS_HELD = Metric(
+    "kvctl.blocks.held", Kind.GAUGE, "{block}",
+    "Blocks that stay reserved though their request goes on or has ended without them.",
+    (REASON,),
+)  # fmt: skip
+PEER_QUARANTINED = Metric(
+    "kvctl.peer.quarantined", Kind.GAUGE, "{peer}",
+    "1 while a peer is left alone since its pulls keep failing.",
+    (PEER,),
+)  # fmt: skip
 TELEMETRY_DROPPED = Metric(
     "kvctl.telemetry.dropped", Kind.COUNTER, "{item}",
     "Telemetry that was lost, by which outlet and why.",
@@ -202,6 +221,9 @@ METRICS: tuple[Metric, ...] = (
     TIER_USED,
     TIER_CAPACITY,
     OFFERS,
+    TIER_CHOICES,
+    BLOCKS_HELD,
+    PEER_QUARANTINED,
     TELEMETRY_DROPPED,
     CONNECTOR_INFO,
     ENGINE_UP,

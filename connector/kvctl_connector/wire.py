@@ -93,7 +93,23 @@ class Wait(msgspec.Struct, tag="wait", omit_defaults=True):
     end: int
 
 
-Item = Union[Transfer, Wait]  # noqa: UP007 - msgspec on Python 3.10 wants a real Union
+class Choice(msgspec.Struct, tag="choice", omit_defaults=True):
+    """One request that was offered KV: by whom how much, what was taken, and why.
+
+    Attributes:
+        tier: that was taken: of ``semconv.CHOICES``.
+        why: of ``semconv.WHYS``.
+        offers: tokens by tier; a tier that did not know yet has 0.
+    """
+
+    seq: int
+    request: str
+    tier: str
+    why: str
+    offers: dict[str, int]
+
+
+Item = Union[Transfer, Wait, Choice]  # noqa: UP007 - msgspec on Python 3.10 wants a real Union
 
 
 class Delta(msgspec.Struct, tag="delta", omit_defaults=True):

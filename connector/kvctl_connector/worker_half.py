@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from .completion import CompletionMap, Loads, Released
+from .completion import CompletionMap, GivenUp, Loads, Released
 from .facts import Fact
 from .guard import guarded, logger
 from .lease import Lease, LeaseGuard
@@ -24,11 +24,20 @@ class WorkerHalf:
         children: the child connectors, worker role.
         rank, ranks: of this worker, and of all workers of the engine.
         clock_margin_ms: by which a lease must still hold when its pull has ended.
+        observes: everything passes as upstream would have it, and is only measured.
     """
 
     def __init__(
-        self, tiers: list[str], children: list[Any], rank: int, ranks: int, clock_margin_ms: int
+        self,
+        tiers: list[str],
+        children: list[Any],
+        rank: int,
+        ranks: int,
+        clock_margin_ms: int,
+        *,
+        observes: bool = False,
     ) -> None:
+        self._observes = observes
         self.completion = CompletionMap()
         self.leases = LeaseGuard(clock_margin_ms * 1_000_000)
         self._blocks: dict[str, list[int]] = {}
@@ -52,13 +61,20 @@ class WorkerHalf:
             probe.install(self._children[index].connector_worker)
 
     def bound(
-        self, loads: Loads | None, leases: Mapping[str, Lease] | None, metadata: tuple[Any, ...]
+        self,
+        loads: Loads | None,
+        leases: Mapping[str, Lease] | None,
+        given_up: Mapping[str, GivenUp] | None,
+        metadata: tuple[Any, ...],
     ) -> None:
-        """A step's metadata: which loads begin, under which leases, and whom the jobs serve."""
+        """A step's metadata: which loads begin, under which leases, which are given up, and whom
+        the jobs serve."""
         if leases:
             self.leases.granted(leases)
         if loads:
             self.completion.expect(loads)
+        if given_up:
+            self.completion.give_up(given_up)
         for index in self._nixl:
             for request, meta in (getattr(metadata[index], "reqs_to_recv", None) or {}).items():
                 self._blocks[request] = [b for group in meta.local_block_ids for b in group]
@@ -76,8 +92,11 @@ class WorkerHalf:
         if received or failed:
             late = self._late(child, received - failed)
             self._note_received(child, received, failed, late)
-            failed = failed | late
-            self.completion.report(child, received, failed, released)
+            if self._observes:
+                released.received.update(received)
+                released.failed.update(failed)
+            else:
+                self.completion.report(child, received, failed | late, released)
         if sent:
             self._note_sent(child, sent)
 
@@ -120,13 +139,15 @@ class WorkerHalf:
         late = {request: by for request in received if (by := self.leases.ended(request))}
         for request, by in late.items():
             blocks = self._blocks.get(request, [])
-            self._unreadable.update(blocks)
+            if not self._observes:
+                self._unreadable.update(blocks)
             logger.warning(
                 "kvctl: the pull of %s ended %.1f s after its lease may have run out: its %d "
-                "blocks are not used",
+                "blocks are %s",
                 request,
                 by / 1e9,
                 len(blocks),
+                "used all the same (mode: observe)" if self._observes else "not used",
             )
         return set(late)
 

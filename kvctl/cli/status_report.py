@@ -208,6 +208,9 @@ def _engine_facts(engine: Engine) -> dict[str, Any]:
             for each in seen.tiers
         ],
         "prompt_tokens": dict(seen.prompt_tokens),
+        "tier_choices": [vars(each) for each in seen.choices],
+        "blocks_held": dict(seen.held),
+        "quarantined_peers": list(seen.quarantined),
         "dropped": [vars(each) for each in seen.dropped],
     }
 

@@ -28,7 +28,7 @@ def blocks(report: Report, *, wide: bool) -> Iterator[Table | Text]:
     ]
     tables = [_transfers(readable), _waits(readable), _failures(readable), _tiers(readable)]
     if wide:
-        tables += [_prompt_tokens(readable), _connectors(readable)]
+        tables += [_prompt_tokens(readable), _choices(readable), _connectors(readable)]
     tables.append(_dropped(readable))
     for table in tables:
         if table.row_count:
@@ -119,6 +119,11 @@ def _waits(engines: list[tuple[str, EngineSnapshot]]) -> Table:
         for state, count_now in seen.waiting.items():
             if count_now:
                 table.add_row(name, state, "waits now", str(count_now), _NOTHING, _NOTHING)
+        for reason, count_held in seen.held.items():
+            if count_held:
+                table.add_row(
+                    name, "blocks", f"held: {reason}", str(count_held), _NOTHING, _NOTHING
+                )
     return table
 
 
@@ -128,6 +133,8 @@ def _failures(engines: list[tuple[str, EngineSnapshot]]) -> Table:
         for each in seen.failures:
             words = (each.tier, each.direction, each.reason, each.phase, each.peer)
             table.add_row(name, *(word or _NOTHING for word in words), str(each.count))
+        for peer in seen.quarantined:
+            table.add_row(name, "peer", "recv", "left alone now", _NOTHING, peer, _NOTHING)
     return table
 
 
@@ -148,6 +155,14 @@ def _prompt_tokens(engines: list[tuple[str, EngineSnapshot]]) -> Table:
     for name, seen in engines:
         for source, count in seen.prompt_tokens.items():
             table.add_row(name, source, str(count))
+    return table
+
+
+def _choices(engines: list[tuple[str, EngineSnapshot]]) -> Table:
+    table = _table("TIER CHOICES", "TIER", "WHY", "#COUNT")
+    for name, seen in engines:
+        for each in seen.choices:
+            table.add_row(name, each.tier, each.why, str(each.count))
     return table
 
 

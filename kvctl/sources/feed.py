@@ -17,7 +17,7 @@ from kvctl.errors import UnreachableError
 from kvctl.sources.snapshot import EngineSnapshot
 from kvctl.sources.sums import clean, snapshot_of
 from kvctl_connector.feed_client import FeedClient, FeedClosedError, FeedError, Key
-from kvctl_connector.wire import Hello, Item, Series, Transfer, Wait
+from kvctl_connector.wire import Choice, Hello, Item, Series, Transfer, Wait
 
 _RETRY = 0.5  # seconds between attempts to reach a feed that is not there
 _AT_ONCE = 16  # feeds read at the same time
@@ -73,6 +73,13 @@ class SeenWait(NamedTuple):
     wait: Wait
 
 
+class SeenChoice(NamedTuple):
+    """A choice of tier, and the name of the engine that made it."""
+
+    engine: str
+    choice: Choice
+
+
 class _Reading:
     """One feed of a `Watch`."""
 
@@ -89,12 +96,13 @@ class _Reading:
 class Watch:
     """Follows several feeds in one thread until it is closed, and collects what they report.
 
-    Transfers and waits that ended before a feed was reached are not seen; the sums are always
-    complete. A feed that is not there, or went away, is tried again until the end.
+    What ended or was chosen before a feed was reached is not seen; the sums are always complete.
+    A feed that is not there, or went away, is tried again until the end.
 
     Args:
         paths: of the feeds.
-        limit: transfers, and waits, that are kept; older ones are dropped and counted.
+        limit: transfers, waits and choices that are kept, of each; older ones are dropped and
+            counted.
     """
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]], *, limit: int = 100_000) -> None:
@@ -102,6 +110,7 @@ class Watch:
         self._readings = [_Reading(path) for path in distinct]
         self._transfers: deque[SeenTransfer] = deque(maxlen=limit)
         self._waits: deque[SeenWait] = deque(maxlen=limit)
+        self._choices: deque[SeenChoice] = deque(maxlen=limit)
         self._forgotten = 0
         self._changed = threading.Condition()
         self._selector = selectors.DefaultSelector()
@@ -133,8 +142,13 @@ class Watch:
         with self._changed:
             return list(self._waits)
 
+    def choices(self) -> list[SeenChoice]:
+        """The choices of a tier reported so far, in the order of arrival."""
+        with self._changed:
+            return list(self._choices)
+
     def lost(self) -> int:
-        """Transfers and waits that were reported and are not kept: over the limit, or missed."""
+        """How much was reported and is not kept: over the limit, or missed."""
         with self._changed:
             missed = sum(
                 reading.missed + (reading.client.missed if reading.client else 0)
@@ -221,6 +235,10 @@ class Watch:
             self._forgotten += len(self._transfers) == self._transfers.maxlen
             item = msgspec.structs.replace(item, request=request, peer=clean(item.peer))
             self._transfers.append(SeenTransfer(engine, item))
+        elif isinstance(item, Choice):
+            self._forgotten += len(self._choices) == self._choices.maxlen
+            item = msgspec.structs.replace(item, request=request)
+            self._choices.append(SeenChoice(engine, item))
         else:
             self._forgotten += len(self._waits) == self._waits.maxlen
             item = msgspec.structs.replace(item, request=request)

@@ -104,6 +104,15 @@ class Failures:
 
 
 @dataclass(frozen=True)
+class Choices:
+    """Requests that were offered KV, by the tier that was taken, and why."""
+
+    tier: str
+    why: str
+    count: int
+
+
+@dataclass(frozen=True)
 class Tier:
     """What one tier holds and can hold, in bytes. None: the engine does not say."""
 
@@ -134,6 +143,9 @@ class EngineSnapshot:
         connector: versions, children and mode of its connector.
         waiting: requests that wait for KV right now, by state.
         prompt_tokens: by where their KV came from.
+        choices: which tiers requests were loaded from, of those that were offered.
+        held: blocks that stay reserved though their request goes on without them, by reason.
+        quarantined: peers that are left alone since their pulls keep failing.
     """
 
     instance: str
@@ -152,6 +164,9 @@ class EngineSnapshot:
     tiers: tuple[Tier, ...] = ()
     waiting: Mapping[str, int] = field(default_factory=dict)
     prompt_tokens: Mapping[str, int] = field(default_factory=dict)
+    choices: tuple[Choices, ...] = ()
+    held: Mapping[str, int] = field(default_factory=dict)
+    quarantined: tuple[str, ...] = ()
     dropped: tuple[Dropped, ...] = ()
 
     def transfers_of(self, tier: str, direction: str) -> Transfers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from kvctl.sources.snapshot import (
+    Choices,
     Distribution,
     Dropped,
     EngineSnapshot,
@@ -56,6 +57,14 @@ def snapshot_of(hello: Hello, sums: Iterable[Series], *, up: bool) -> EngineSnap
         tiers=tuple(_tiers(of(semconv.TIER_USED), of(semconv.TIER_CAPACITY))),
         waiting=_by(semconv.STATE, of(semconv.REQUEST_WAITING)),
         prompt_tokens=_by(semconv.SOURCE, of(semconv.PROMPT_TOKENS)),
+        choices=tuple(
+            Choices(_value(one, semconv.TIER), _value(one, semconv.WHY), round(one.value))
+            for one in of(semconv.TIER_CHOICES)
+        ),
+        held=_by(semconv.REASON, of(semconv.BLOCKS_HELD)),
+        quarantined=tuple(
+            _value(one, semconv.PEER) for one in of(semconv.PEER_QUARANTINED) if one.value
+        ),
         dropped=tuple(
             Dropped(_value(one, semconv.SINK), _value(one, semconv.CAUSE), round(one.value))
             for one in of(semconv.TELEMETRY_DROPPED)

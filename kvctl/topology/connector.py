@@ -25,6 +25,7 @@ def transfer_config(
         host_bytes: the engine's part of `host_shares`.
     """
     role = "kv_producer" if slot.role == "prefill" else "kv_consumer"
+    observes = topology.transfer.connector == "observe"
     children = [_nixl(topology, role, platform)]
     if host_bytes is not None:
         children.append(_offload(topology, slot, host_bytes, platform))
@@ -40,9 +41,12 @@ def transfer_config(
                     "topology": topology.name,
                     "instance": slot.name,
                     "role": slot.role,
-                    "mode": "compose",
-                    "offers": "signed",
+                    "mode": topology.transfer.connector,
+                    "offers": "accept" if observes else "signed",
                     "peers": peers(topology),
+                    "tier_policy": topology.transfer.tier_policy,
+                    "composed": topology.transfer.composed_hits,
+                    "wait_deadline_ms": round(1000 * topology.transfer.wait_deadline),
                 },
             },
         }

@@ -125,6 +125,25 @@ class Transfer(_Strict):
         "changed while engines run. A relative path counts from the file's folder. Default: "
         "kvctl makes a key for the topology in its state folder.",
     )
+    connector: Literal["compose", "observe"] = Field(
+        default="compose",
+        description="What kvctl's connector does: `compose`, its choice of tier and its guards; "
+        "`observe`, vLLM's own behaviour, only measured.",
+    )
+    tier_policy: Literal["fastest", "upstream"] = Field(
+        default="fastest",
+        description="Which tier a request is loaded from: the `fastest` by what was measured, or "
+        "`upstream`'s order: NIXL, then host memory.",
+    )
+    composed_hits: Literal["never", "faster", "always"] = Field(
+        default="never",
+        description="Whether one request is loaded from two tiers, a prefix from host memory and "
+        "the rest from prefill: `never`; where host memory is the `faster` of the two; `always`.",
+    )
+    wait_deadline: Seconds = Field(
+        default=20.0,
+        description="How long a request waits for its KV before it is answered without.",
+    )
     backends: list[Line] = Field(
         default=["UCX"], min_length=1, description="NIXL back ends, for example `UCX`, `LIBFABRIC`."
     )

@@ -14,6 +14,9 @@ from kvctl_connector.connector import Metadata, MultiConnector, WorkerMetadata
 from kvctl_connector.facts import Fact
 from kvctl_connector.lease import Lease
 from kvctl_connector.nixl_probe import NixlProbe
+from kvctl_connector.scheduler_half import SchedulerHalf
+from kvctl_connector.speeds import Speeds
+from kvctl_connector.tier_choice import TierChoice
 
 FACT = Fact(0, 1, "peer", "recv", "r", "r", 1, 2, 3, "ok")
 
@@ -58,12 +61,23 @@ class FakeChild:
 
 
 class RecordingHalf:
-    """Stands for the scheduler half and remembers what it was told."""
+    """Stands for the scheduler half and remembers what it was told; it chooses like the real one,
+    over the fake children, the first of which pulls."""
 
-    def __init__(self) -> None:
+    loads = SchedulerHalf.loads
+
+    def __init__(self, children: list[FakeChild]) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.arrivals = SimpleNamespace(take_leases=dict)
+        self.choice = TierChoice(
+            children, ["peer", *["host"] * (len(children) - 1)], speeds=Speeds(),
+            bytes_per_token=1, block=128, composition=None, lookup_deadline=0,
+        )  # fmt: skip
 
-    def take_leases(self) -> dict[str, Lease]:
+    def choose(self, request: Any, computed: int) -> Any:
+        return self.choice.choose(request, computed)
+
+    def give_up_overdue(self) -> dict[str, Any]:
         return {}
 
     def __getattr__(self, name: str) -> Any:
@@ -76,8 +90,9 @@ def make_connector(children: int = 2, *, worker: bool = False) -> Any:
     made._requests_to_connector = {}
     made._extra_async_saves = {}
     made._connector_metadata = None
-    made._waits, made._new_loads = {}, {}
-    made._scheduler_half = None if worker else RecordingHalf()
+    made._choices, made._new_loads = {}, {}
+    made._composes = made._chooses = True
+    made._scheduler_half = None if worker else RecordingHalf(made._connectors)
     made._worker_half = None
     if worker:
         half: Any = connector_module.WorkerHalf([], [], 0, 1, 500)
@@ -88,7 +103,7 @@ def make_connector(children: int = 2, *, worker: bool = False) -> Any:
 
 
 def make_request(name: str = "r") -> Any:
-    return SimpleNamespace(request_id=name)
+    return SimpleNamespace(request_id=name, kv_transfer_params=None)
 
 
 def make_blocks(*numbers: int) -> Any:
@@ -143,7 +158,8 @@ def test_a_load_is_announced_with_the_child_that_was_chosen() -> None:
     assert meta.loads == {"r": (1,)}
     assert made._connectors[1].allocated == [("r", 256)]
     assert made._connectors[0].allocated == [("r", 0)]
-    assert ("allocated", "r", 1, 256, True) in made._scheduler_half.calls
+    (admitted,) = (call for call in made._scheduler_half.calls if call[0] == "admitted")
+    assert {child: tokens for child, (tokens, _) in admitted[3].items()} == {1: 256}
     assert not hasattr(step(made), "loads"), "announced once"
 
 

@@ -11,6 +11,7 @@ import pytest
 from kvctl_connector.config import ConfigError, Options
 from kvctl_connector.facts import Fact
 from kvctl_connector.scheduler_half import SchedulerHalf
+from kvctl_connector.tier_choice import Choice
 from kvctl_connector.wire import Transfer, Wait
 
 SECOND = 1_000_000_000  # ns
@@ -34,7 +35,7 @@ def make_fact(**changes: Any) -> Fact:
 def make_half(options: Options) -> SchedulerHalf:
     vllm_config = SimpleNamespace(
         kv_transfer_config=SimpleNamespace(engine_id="engine"),
-        parallel_config=SimpleNamespace(data_parallel_index=2),
+        parallel_config=SimpleNamespace(data_parallel_index=2, world_size=1),
         model_config=SimpleNamespace(model="tiny"),
     )
     offload = SimpleNamespace(connector_scheduler=SimpleNamespace(manager=FakeManager()))
@@ -43,7 +44,18 @@ def make_half(options: Options) -> SchedulerHalf:
         SimpleNamespace(kv_connector_extra_config={}),
         SimpleNamespace(kv_connector_extra_config={"cpu_bytes_to_use": 1000}),
     ]
-    return SchedulerHalf(options, vllm_config, ["peer", "host"], children, configs)
+    spec = SimpleNamespace(block_size=128, page_size_bytes=128)
+    groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=["0", "1"])]
+    kv_cache_config = SimpleNamespace(kv_cache_groups=groups)
+    return SchedulerHalf(options, vllm_config, kv_cache_config, ["peer", "host"], children, configs)
+
+
+def admit(half: SchedulerHalf, child: int, tokens: int, *, waits: bool) -> None:
+    """Request ``r`` gets one block, into which that child loads."""
+    block = SimpleNamespace(block_id=1, block_hash=None, is_null=False, ref_cnt=1)
+    blocks = SimpleNamespace(blocks=([block],))
+    choice = Choice(child, tokens, waits, "only", ())
+    half.admitted(make_request("r", {}), choice, {child: (tokens, blocks)}, blocks)
 
 
 @pytest.fixture
@@ -74,7 +86,7 @@ def test_failure_counters_of_the_tiers_begin_at_zero(half: SchedulerHalf) -> Non
 
 
 def test_a_pull_from_allocation_to_completion(half: SchedulerHalf) -> None:
-    half.allocated("r", 0, 256, waits=True)
+    admit(half, 0, 256, waits=True)
     assert values(half)["request.waiting", "remote_kv"] == 1
     assert values(half)["transfer.inflight", "peer", "recv"] == 1
 
@@ -86,7 +98,7 @@ def test_a_pull_from_allocation_to_completion(half: SchedulerHalf) -> None:
     assert found["transfer.count", "peer", "recv", "ok", "prefill"] == 1
     assert found["transfer.duration", "peer", "recv", "ok"] == 1  # second
     assert found["prompt.tokens", "peer"] == 256
-    transfer, wait = half.recorder.outbox
+    _, transfer, wait = half.recorder.outbox
     assert isinstance(transfer, Transfer)
     assert (transfer.bytes, transfer.start, transfer.end) == (1000, SECOND, 2 * SECOND)
     assert isinstance(wait, Wait)
@@ -94,7 +106,7 @@ def test_a_pull_from_allocation_to_completion(half: SchedulerHalf) -> None:
 
 
 def test_a_failed_pull_is_a_failure_with_its_reason_and_no_tokens(half: SchedulerHalf) -> None:
-    half.allocated("r", 0, 256, waits=True)
+    admit(half, 0, 256, waits=True)
     failed = make_fact(outcome="failed", phase="post", reason="setup_failed", bytes=0)
     half.completed([failed], {"r"}, 0)
 
@@ -106,17 +118,17 @@ def test_a_failed_pull_is_a_failure_with_its_reason_and_no_tokens(half: Schedule
 
 
 def test_an_aborted_wait_is_over_at_once(half: SchedulerHalf) -> None:
-    half.allocated("r", 1, 128, waits=True)
+    admit(half, 1, 128, waits=True)
     assert values(half)["request.waiting", "offload_load"] == 1
     half.finished("r", offered=False)
     assert values(half)["request.waiting", "offload_load"] == 0
     assert half.recorder.outbox[-1].outcome == "aborted"
     half.completed([], {"r"}, 0)  # the load itself ends later
-    assert len(half.recorder.outbox) == 1
+    assert len(half.recorder.outbox) == 2, "the choice, and the wait"
 
 
 def test_prompt_tokens_are_counted_by_where_they_came_from(half: SchedulerHalf) -> None:
-    half.allocated("r", 0, 256, waits=True)
+    admit(half, 0, 256, waits=True)
     half.completed([make_fact()], {"r"}, 0)
     new = SimpleNamespace(req_id="r", num_computed_tokens=384, prompt_token_ids=[0] * 400)
     half.scheduled([new])
@@ -163,7 +175,7 @@ def test_an_offer_that_was_read_and_one_whose_lease_ran_out(half: SchedulerHalf)
 
 
 def test_a_synchronous_load_does_not_wait(half: SchedulerHalf) -> None:
-    half.allocated("r", 1, 128, waits=False)
+    admit(half, 1, 128, waits=False)
     found = values(half)
     assert found["request.waiting", "offload_load"] == 0
     assert found["prompt.tokens", "host"] == 128
@@ -200,21 +212,21 @@ def test_an_unsigned_offer_is_taken_once_and_counted(half: SchedulerHalf) -> Non
 def test_without_a_grant_our_own_lease_counts_from_the_arrival(half: SchedulerHalf) -> None:
     before = time.time_ns()
     half.arrived(make_request("r", make_offer()))
-    (lease,) = half.take_leases().values()
+    (lease,) = half.arrivals.take_leases().values()
     assert lease.remote_request == "p-1"
     assert 29 * SECOND < lease.end - before < 31 * SECOND
-    assert half.take_leases() == {}
+    assert half.arrivals.take_leases() == {}
 
 
 def test_a_grant_is_what_counts_unless_it_comes_from_our_future(half: SchedulerHalf) -> None:
     now = time.time_ns() // 1_000_000
     half.arrived(make_request("r", make_offer(kvctl_lease=[now - 2000, 7000, 4000])))
-    (lease,) = half.take_leases().values()
+    (lease,) = half.arrivals.take_leases().values()
     assert (lease.end, lease.extension) == ((now + 5000) * 1_000_000, 4 * SECOND)
 
     ahead = make_offer(kvctl_lease=[now + 3_600_000, 7000, 4000], remote_request_id="p-2")
     half.arrived(make_request("s", ahead))
-    (own,) = half.take_leases().values()
+    (own,) = half.arrivals.take_leases().values()
     assert own.end < time.time_ns() + 31 * SECOND
 
 

@@ -94,6 +94,9 @@ def test_the_connector_on_cpus() -> None:
                 "mode": "compose",
                 "offers": "signed",
                 "peers": ["127.0.0.1"],
+                "tier_policy": "fastest",
+                "composed": "never",
+                "wait_deadline_ms": 20_000,
             },
         },
     }

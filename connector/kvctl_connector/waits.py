@@ -1,0 +1,175 @@
+"""Requests that are parked until their KV is loaded: how many, since when, and until when at most.
+
+A load that passes the deadline is given up: its request is answered some other way. But what was
+posted may still write, so the request's blocks stay reserved, by a reference of our own in vLLM's
+block pool, until every rank has reported that the load has ended. Only then are they free.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from . import semconv
+from .completion import GivenUp
+from .guard import logger
+from .recorder import Recorder
+from .wire import Wait
+
+LIMIT = 65_536  # requests remembered at once
+
+
+class Part(NamedTuple):
+    """What one child loads for a request."""
+
+    child: int
+    tier: str
+    tokens: int
+
+
+@dataclass
+class _Load:
+    """One parked request. `start` is Unix ns."""
+
+    parts: tuple[Part, ...]
+    start: int
+    blocks: Any
+
+    @property
+    def tier(self) -> str:
+        """The label of the wait; of two tiers the peer's, which decides how long it is."""
+        tiers = {part.tier for part in self.parts}
+        return "peer" if "peer" in tiers else self.parts[0].tier
+
+
+@dataclass
+class _Held:
+    blocks: list[Any]
+    ranks: int  # that have not reported yet
+
+
+class Waits:
+    """The parked requests of one engine.
+
+    Args:
+        ranks: of the engine; each reports the end of a load that was given up.
+        deadline: seconds; 0: none.
+    """
+
+    def __init__(self, recorder: Recorder, ranks: int, deadline: float) -> None:
+        self._recorder = recorder
+        self._ranks = ranks
+        self._deadline = int(deadline * 1e9)
+        self._loads: OrderedDict[str, _Load] = OrderedDict()
+        self._aborted: OrderedDict[str, int] = OrderedDict()
+        self._held: dict[int, _Held] = {}
+        self._number = 0
+        self.block_pool: Any = None
+        self.gauge()
+
+    def __contains__(self, request: str) -> bool:
+        return request in self._loads
+
+    def begin(self, request: str, parts: tuple[Part, ...], blocks: Any) -> None:
+        """A request is parked until all parts are loaded into its `blocks` (KVCacheBlocks)."""
+        self._loads[request] = _Load(parts, time.time_ns(), blocks)
+        if len(self._loads) > LIMIT:
+            self._loads.popitem(last=False)
+        self.gauge()
+
+    def end(self, request: str, outcome: str) -> tuple[Part, ...]:
+        """vLLM is told that the load is complete; returns the parts that served the request."""
+        if self._aborted.pop(request, None) is not None:
+            self._gauge_held()
+        load = self._loads.pop(request, None)
+        if load is None:
+            return ()
+        self._record(request, load, outcome)
+        return load.parts if outcome == "ok" else ()
+
+    def abort(self, request: str) -> None:
+        """The client is gone. vLLM keeps the blocks until the load is complete."""
+        load = self._loads.pop(request, None)
+        if load is not None:
+            self._aborted[request] = sum(map(len, load.blocks.blocks))
+            if len(self._aborted) > LIMIT:
+                self._aborted.popitem(last=False)
+            self._record(request, load, "aborted")
+            self._gauge_held()
+
+    def give_up_overdue(self) -> dict[str, GivenUp]:
+        """Reserves the blocks of every load that has passed the deadline, and names them.
+
+        To be called once a step, before its metadata is shipped.
+        """
+        if not self._deadline or self.block_pool is None:
+            return {}
+        overdue: dict[str, GivenUp] = {}
+        latest = time.time_ns() - self._deadline
+        while self._loads:
+            request, load = next(iter(self._loads.items()))
+            if load.start > latest:
+                break
+            del self._loads[request]
+            number = self._hold(load)
+            self._record(request, load, "failed")
+            self._recorder.add(
+                semconv.TRANSFER_FAILURES, 1, load.tier,
+                "recv" if load.tier == "peer" else "load", "move", "wait_deadline", "",
+            )  # fmt: skip
+            logger.warning(
+                "kvctl: %s has waited %.0f s for its KV: it is answered without it, and its "
+                "blocks stay reserved until the transfer has ended",
+                request, (time.time_ns() - load.start) / 1e9,
+            )  # fmt: skip
+            overdue[request] = GivenUp(number, tuple(part.child for part in load.parts))
+        return overdue
+
+    def loads_ended(self, numbers: Iterable[int]) -> None:
+        """Loads that were given up have ended on one rank each; on the last, they are freed."""
+        for number in numbers:
+            held = self._held.get(number)
+            if held is None:
+                continue
+            held.ranks -= 1
+            if held.ranks <= 0:
+                del self._held[number]
+                self.block_pool.free_blocks(held.blocks)
+                self._gauge_held()
+
+    def gauge(self) -> None:
+        """Sets the gauges of what waits."""
+        tiers = [{part.tier for part in load.parts} for load in self._loads.values()]
+        remote = sum("peer" in each for each in tiers)
+        local = sum(bool(each - {"peer"}) for each in tiers)
+        self._recorder.set(semconv.REQUEST_WAITING, remote, "remote_kv")
+        self._recorder.set(semconv.REQUEST_WAITING, len(tiers) - remote, "offload_load")
+        self._recorder.set(semconv.TRANSFER_INFLIGHT, remote, "peer", "recv")
+        self._recorder.set(semconv.TRANSFER_INFLIGHT, local, "host", "load")
+
+    def _hold(self, load: _Load) -> int:
+        blocks = [
+            block
+            for group in load.blocks.blocks
+            for block in group
+            if not block.is_null and block.block_hash is None
+        ]
+        for block in blocks:
+            block.ref_cnt += 1  # what BlockPool.touch does to a block that is in use
+        self._number += 1
+        self._held[self._number] = _Held(blocks, self._ranks)
+        self._gauge_held()
+        return self._number
+
+    def _record(self, request: str, load: _Load, outcome: str) -> None:
+        now = time.time_ns()
+        self._recorder.observe(semconv.REQUEST_WAIT, (now - load.start) / 1e9, load.tier, outcome)
+        self._recorder.put(Wait(0, load.tier, outcome, request, load.start, now))
+        self.gauge()
+
+    def _gauge_held(self) -> None:
+        held = sum(len(each.blocks) for each in self._held.values())
+        self._recorder.set(semconv.BLOCKS_HELD, held + sum(self._aborted.values()), "abort")
