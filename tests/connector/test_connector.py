@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import base, multi_connector
 
 from kvctl_connector import connector as connector_module
+from kvctl_connector.composed import Composition
 from kvctl_connector.connector import Metadata, MultiConnector, WorkerMetadata
 from kvctl_connector.facts import Fact
 from kvctl_connector.lease import Lease
@@ -316,3 +317,123 @@ def test_switched_off_it_is_stock(monkeypatch: pytest.MonkeyPatch) -> None:
     made.update_state_after_alloc(make_request(), make_blocks(1), 128)
     assert type(step(made)) is multi_connector.MultiKVConnectorMetadata
     assert made._new_loads == {}
+
+
+# Two tiers at once
+
+
+class FakeBlocks:
+    def __init__(self, blocks: Any) -> None:
+        self.blocks = blocks
+
+
+def fresh_blocks(count: int) -> FakeBlocks:
+    return FakeBlocks(
+        ([SimpleNamespace(block_id=n, block_hash=None, is_null=False) for n in range(count)],)
+    )
+
+
+def plan_composed(made: Any) -> Any:
+    """The peer offers 1000 tokens, host memory the first 384 of them, and both are taken."""
+    nixl, host = made._connectors
+    nixl.matched, host.matched = (1000, True), (384, True)
+    host.connector_scheduler.config = SimpleNamespace(kv_group_configs=(object(),))
+    made._scheduler_half.choice = TierChoice(
+        made._connectors, ["peer", "host"], speeds=Speeds(), bytes_per_token=1, block=128,
+        composition=Composition(made._connectors, (128,), always=True), lookup_deadline=0,
+    )  # fmt: skip
+    request = SimpleNamespace(
+        request_id="r",
+        prompt_token_ids=[0] * 1000,
+        kv_transfer_params={"do_remote_prefill": True, "remote_block_ids": [list(range(8))]},
+    )
+    assert made.get_num_new_matched_tokens(request, 0) == (1000, True)
+    return request
+
+
+def test_a_composed_load_is_announced_with_both_children() -> None:
+    made = make_connector()
+    request = plan_composed(made)
+    shown: dict[int, Any] = {}
+    for index, child in enumerate(made._connectors):
+        child.update_state_after_alloc = lambda _, blocks, tokens, index=index: shown.update(
+            {index: (tokens, [block.block_hash is not None for block in blocks.blocks[0]])}
+        )
+    made.update_state_after_alloc(request, fresh_blocks(8), 1000)
+    assert set(step(made).loads["r"]) == {0, 1}
+    assert shown == {0: (616, [True] * 3 + [False] * 5), 1: (384, [False] * 8)}
+
+
+def test_vllm_may_take_fewer_tokens_than_it_was_told() -> None:
+    made = make_connector()
+    request = plan_composed(made)
+    made.update_state_after_alloc(request, fresh_blocks(7), 896)
+    assert step(made).loads == {"r": (0,)}
+    assert [child.allocated for child in made._connectors] == [[("r", 896)], [("r", 0)]]
+
+
+def test_groups_of_a_composed_load_are_those_that_both_load() -> None:
+    made = make_connector()
+    request = plan_composed(made)
+    for child, groups in zip(made._connectors, [(0, 1, 2), (0, 2)], strict=True):
+        child.get_loaded_kv_cache_group_ids = lambda _, groups=groups: groups
+    assert made.get_loaded_kv_cache_group_ids(request) == (0, 2)
+
+
+def test_groups_of_a_request_that_nobody_loads() -> None:
+    """D16: upstream raises KeyError."""
+    assert make_connector().get_loaded_kv_cache_group_ids(make_request()) == ()
+
+
+def test_hits_of_a_composed_load_are_counted_by_source() -> None:
+    made = make_connector()
+    request = plan_composed(made)
+    for child, source in zip(made._connectors, ["remote", "cpu"], strict=True):
+        child.get_external_cache_hit_sources = lambda _, n, source=source: {source: n}
+    made.update_state_after_alloc(request, fresh_blocks(8), 1000)
+    assert made.get_external_cache_hit_sources(request, 1000) == {"remote": 616, "cpu": 384}
+
+
+def test_a_composed_load_is_no_load_that_the_next_step_waits_for() -> None:
+    made = make_connector()
+    request = plan_composed(made)
+    batch = {"r", "other"}
+    made._connectors[1].connector_scheduler._current_batch_sync_loads = batch
+    made.update_state_after_alloc(request, fresh_blocks(8), 1000)
+    assert batch == {"other"}
+
+
+# Upstream's way
+
+
+@pytest.mark.parametrize("composes", [True, False], ids=["tier_policy upstream", "mode observe"])
+def test_upstreams_order(composes: bool) -> None:
+    made = make_connector()
+    made._composes, made._chooses = composes, False
+    first, second = made._connectors
+    first.matched, second.matched = (128, True), (1000, True)
+    assert made.get_num_new_matched_tokens(make_request(), 0) == (128, True)
+    made.update_state_after_alloc(make_request(), make_blocks(5), 128)
+    assert step(made).loads == {"r": (0,)}, "known, to tell strays"
+    told = second.connector_scheduler._current_batch_allocated_block_ids
+    assert told == ({5} if composes else set())
+    second.matched = (None, False)
+    assert made.get_num_new_matched_tokens(make_request(), 0) == (None, False)
+
+
+def test_in_observe_mode_every_report_passes() -> None:
+    made = make_connector(worker=True)
+    made._composes, made._worker_half._observes = False, True
+    made._connectors[0].results = base.KVConnectorTransferResults(finished_recving={"r"})
+    plans = {"r": SimpleNamespace(local_block_ids=([4],))}
+    made.bind_connector_metadata(
+        Metadata(
+            metadata=(SimpleNamespace(reqs_to_recv=plans), None),
+            leases={"r": Lease("p-r", time.time_ns() - 1, 0)},
+        )
+    )
+    results = made.get_transfer_results(set())
+    assert (results.finished_recving, results.failed_recving) == ({"r"}, set())
+    assert made.get_block_ids_with_load_errors() == set()
+    (fact,) = made.build_connector_worker_meta().facts
+    assert fact.outcome == "expired", "but what it was is told"

@@ -11,7 +11,8 @@ import pytest
 from kvctl_connector.config import ConfigError, Options
 from kvctl_connector.facts import Fact
 from kvctl_connector.scheduler_half import SchedulerHalf
-from kvctl_connector.tier_choice import Choice
+from kvctl_connector.tier_choice import Choice, Offer
+from kvctl_connector.wire import Choice as ChoiceItem
 from kvctl_connector.wire import Transfer, Wait
 
 SECOND = 1_000_000_000  # ns
@@ -267,3 +268,64 @@ def test_a_plain_pair_stays_within_the_budget_of_series(half: SchedulerHalf) -> 
                            phase="move", reason="unknown")], (), 0,
             )  # fmt: skip
     assert len(half.recorder.everything()) <= 150
+
+
+def test_a_peer_whose_pulls_keep_failing_is_no_longer_asked(half: SchedulerHalf) -> None:
+    for number in range(3):
+        name = f"r{number}"
+        half.arrived(make_request(name, make_offer(remote_request_id=name)))
+        failed = make_fact(
+            key=name, request=name, outcome="failed", phase="move", reason="remote_gone"
+        )
+        half.completed([failed], (), 0)
+
+    refused = make_request("r", make_offer(remote_request_id="fresh"))
+    half.arrived(refused)
+    assert not refused.kv_transfer_params["do_remote_prefill"]
+    other = make_request("s", make_offer(remote_engine_id="another"))
+    half.arrived(other)
+    assert other.kv_transfer_params["do_remote_prefill"]
+    found = values(half)
+    assert found["transfer.failures", "peer", "recv", "peer_quarantined"] == 1
+    assert found["peer.quarantined", "prefill"] == 1
+
+
+def test_a_tier_that_failed_a_request_is_avoided_for_it(half: SchedulerHalf) -> None:
+    half.completed([make_fact(tier="host", direction="load", outcome="failed")], {"r"}, 0)
+    assert half.choice._avoided == {"r": {"host"}}
+    half.finished("r", offered=False)
+    assert half.choice._avoided == {}
+
+
+def test_a_choice_is_counted_and_told_with_every_offer(half: SchedulerHalf) -> None:
+    block = SimpleNamespace(block_id=1, block_hash=None, is_null=False, ref_cnt=1)
+    blocks = SimpleNamespace(blocks=([block],))
+    offers = (Offer(1000, True), Offer(128, True))
+    choice = Choice(0, 1000, True, "more", offers)
+    half.admitted(make_request("r", {}), choice, {0: (1000, blocks)}, blocks)
+    assert values(half)["tier.choices", "peer", "more"] == 1
+    told = half.recorder.outbox[0]
+    assert isinstance(told, ChoiceItem)
+    assert (told.tier, told.why, told.offers) == ("peer", "more", {"peer": 1000, "host": 128})
+
+
+def test_in_observe_mode_nothing_is_refused_or_granted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVCTL_RUNTIME_DIR", str(tmp_path / "run"))
+    half = make_half(Options(topology="t", instance="o", role="decode", mode="observe"))
+    try:
+        first, second = (make_request(name, make_offer()) for name in ("r", "s"))
+        half.arrived(first)
+        half.arrived(second)
+        assert second.kv_transfer_params == make_offer()
+        assert values(half)["transfer.failures", "peer", "recv", "offer_reused"] == 1, "counted"
+        params = make_offer()
+        half.offer(make_request("t", {"do_remote_decode": True}), params)
+        assert params == make_offer()
+        half.waits.block_pool = object()
+        admit(half, 0, 256, waits=True)
+        monkeypatch.setattr(time, "time_ns", lambda: 1 << 62)
+        assert half.give_up_overdue() == {}
+    finally:
+        half.close()

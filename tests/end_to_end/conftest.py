@@ -82,7 +82,11 @@ def pair(tool: Path, receiver: OtlpReceiver, places: Path, engine_python: Path) 
             "PYTHONPATH": str(Path(__file__).parent),
             FOLDER: str(flags),
         },
-        "transfer": {"kv_lease_duration": "10s"},
+        "transfer": {
+            "kv_lease_duration": "10s",
+            "composed_hits": "always",
+            "wait_deadline": "14s",
+        },
         "offload": {
             "host": 2 * setting.host_bytes,
             "extra": {"spec_name": "PlantingHostSpec", "spec_module_path": "planting_spec"},

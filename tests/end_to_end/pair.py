@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from kvctl.demo.traffic import ask, parse
 from kvctl.sources.feed import read_snapshot
 from kvctl.sources.snapshot import EngineSnapshot
 
+OTHERS = range(12, 24)  # prompts that tests use only to fill the caches with
 START = 180.0  # seconds
 STOP = 30.0  # seconds
 
@@ -98,6 +100,29 @@ class Pair:
         )
         with urllib.request.urlopen(request, timeout=2 * DEADLINE) as response:
             return dict(json.load(response))
+
+    @contextmanager
+    def flag(self, name: str) -> Iterator[None]:
+        """Has the engines misbehave in one way, see planting_spec."""
+        file = self.flags / name
+        file.touch()
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+
+    def use_up_prefills_cache(self) -> None:
+        """Has prefill compute other prompts, so that every block it has freed is used again."""
+        for prompt in self._long_others():
+            self.compute(prompt)
+
+    def forget_on_decode(self) -> None:
+        """Empties decode's prefix cache of everything else: other prompts take its blocks."""
+        for prompt in self._long_others():
+            assert self.ask(prompt).difference is None
+
+    def _long_others(self) -> list[int]:
+        return [prompt for prompt in OTHERS if len(self.prompts[prompt]) > 600]
 
     def refused(self, reason: str) -> int:
         """How many offers decode has refused for that reason."""

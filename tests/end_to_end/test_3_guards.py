@@ -9,8 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from kvctl.demo.compare import Comparison
 pytestmark = pytest.mark.engine
 
 LEASE = 10.0  # seconds
-OTHERS = range(12, 24)  # prompts that nobody asks for here, to fill prefill's cache with
 
 
 @pytest.fixture(scope="module")
@@ -33,43 +31,19 @@ def long(pair: Pair) -> list[int]:
     return [prompt for prompt in first if len(pair.prompts[prompt]) >= 6 * 128]
 
 
-@contextmanager
-def flag(pair: Pair, name: str) -> Iterator[None]:
-    file = pair.flags / name
-    file.touch()
-    try:
-        yield
-    finally:
-        file.unlink()
-
-
-def use_up_prefills_cache(pair: Pair) -> None:
-    """Has prefill compute other prompts, so that every block it has freed is used again."""
-    for prompt in OTHERS:
-        if len(pair.prompts[prompt]) > 600:
-            pair.compute(prompt)
-
-
-def forget_on_decode(pair: Pair) -> None:
-    """Empties decode's prefix cache of the prompts in question: others take its blocks."""
-    for prompt in OTHERS:
-        if len(pair.prompts[prompt]) > 600:
-            assert pair.ask(prompt).difference is None
-
-
 def test_another_prompts_offer_is_no_offer(pair: Pair, long: list[int]) -> None:
     before = pair.refused("offer_mismatch")
-    forget_on_decode(pair)
+    pair.forget_on_decode()
     assert pair.take(long[1], pair.offer(long[0])).difference is None
     assert pair.refused("offer_mismatch") == before + 1
 
 
 def test_without_the_check_it_is_answered_wrong(pair: Pair, long: list[int]) -> None:
-    forget_on_decode(pair)
-    with flag(pair, NO_OFFER_CHECK):
+    pair.forget_on_decode()
+    with pair.flag(NO_OFFER_CHECK):
         assert pair.take(long[1], pair.offer(long[0])).difference is not None
     # What it has now cached under that prompt's hashes is wrong: nobody may find it.
-    forget_on_decode(pair)
+    pair.forget_on_decode()
     assert pair.ask(long[1]).difference is None
 
 
@@ -77,8 +51,8 @@ def test_an_offer_used_twice(pair: Pair, long: list[int]) -> None:
     before = pair.refused("offer_reused")
     offer = pair.offer(long[0])
     assert pair.take(long[0], dict(offer)).difference is None
-    use_up_prefills_cache(pair)
-    forget_on_decode(pair)
+    pair.use_up_prefills_cache()
+    pair.forget_on_decode()
     again = pair.take(long[0], dict(offer))
     assert again.difference is None
     told = pair.refused("offer_reused") - before + pair.refused("lease_expired")
@@ -86,7 +60,7 @@ def test_an_offer_used_twice(pair: Pair, long: list[int]) -> None:
 
 
 def test_several_prompts_over_one_offer(pair: Pair, long: list[int]) -> None:
-    forget_on_decode(pair)
+    pair.forget_on_decode()
     compared = pair.take_several([long[0], long[1], long[0]], pair.offer(long[0]))
     assert [each.difference for each in compared] == [None] * 3
 
@@ -143,7 +117,7 @@ def late_read(pair: Pair, prompt: int) -> Comparison:
             "decode did not take the offer",
         )
         time.sleep(LEASE + 1)
-        use_up_prefills_cache(pair)
+        pair.use_up_prefills_cache()
     finally:
         os.kill(worker, signal.SIGCONT)
     asking.join(2 * LEASE + 10)
@@ -152,7 +126,7 @@ def late_read(pair: Pair, prompt: int) -> Comparison:
 
 
 def test_a_late_read_is_not_answered_from(pair: Pair, long: list[int]) -> None:
-    forget_on_decode(pair)
+    pair.forget_on_decode()
     before = pair.refused("lease_expired")
 
     assert late_read(pair, long[0]).difference is None
@@ -163,10 +137,10 @@ def test_a_late_read_is_not_answered_from(pair: Pair, long: list[int]) -> None:
 
 
 def test_without_the_guard_it_is_answered_wrong(pair: Pair, long: list[int]) -> None:
-    forget_on_decode(pair)
-    with flag(pair, NO_LEASE_GUARD):
+    pair.forget_on_decode()
+    with pair.flag(NO_LEASE_GUARD):
         assert late_read(pair, long[0]).difference is not None
-    forget_on_decode(pair)
+    pair.forget_on_decode()
     assert pair.ask(long[0]).difference is None
 
 
