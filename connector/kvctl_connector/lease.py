@@ -3,7 +3,8 @@
 When a lease runs out, prefill frees the blocks and uses them again; decode, whose heartbeats
 were late, would read them all the same and answer from them with HTTP 200. Decode alone decides
 here, and trusts nothing that it cannot prove: the grant that prefill put into its offer, moved
-only by heartbeats that were sent, without an error, while the lease surely held.
+only by heartbeats that were sent, without an error, while the lease surely held. Prefill does its
+part by not reaping a lease before it has surely read the heartbeats that were sent for it.
 """
 
 from __future__ import annotations
@@ -89,3 +90,34 @@ class LeaseGuard:
             return
         if self._by_remote.get(watched.lease.remote_request) is watched:
             del self._by_remote[watched.lease.remote_request]
+
+
+class Grace:
+    """Prefill's side: an expired lease gets a second look before it is reaped.
+
+    Where prefill was stopped, or its machine was, the heartbeats that reached it meanwhile still
+    lie in the transport when it goes on. Reaped at once, the lease would end although decode
+    rightly believes that it was extended.
+
+    Args:
+        leases: NIXL's own table, request to the ``time.perf_counter`` of its end
+            (``_reqs_to_send``, NIXL/base_worker.py 0.32.0:809; the same in all releases).
+    """
+
+    SECONDS = 1.0
+
+    def __init__(self, leases: dict[str, float]) -> None:
+        self._leases = leases
+        self._given: OrderedDict[str, None] = OrderedDict()
+
+    def notifications_read(self) -> None:
+        """To be called right after prefill has read its notifications, and before it reaps."""
+        if not self._leases:
+            return
+        now = time.perf_counter()
+        for request in [name for name, end in self._leases.items() if end <= now]:
+            if request not in self._given:
+                self._given[request] = None
+                self._leases[request] = now + self.SECONDS
+                if len(self._given) > LIMIT:
+                    self._given.popitem(last=False)

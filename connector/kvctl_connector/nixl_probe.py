@@ -16,6 +16,7 @@ from typing import Any
 
 from .facts import Fact
 from .guard import Proxy, guarded, shadow
+from .lease import Grace
 
 LIMIT = 65_536  # pulls and handles remembered; far above what one worker has in flight
 
@@ -57,12 +58,14 @@ class NixlProbe:
     Attributes:
         rank, ranks: of this worker, and how many report each transfer.
         heartbeat_sent: told of each heartbeat that was posted, and when (Unix ns).
+        gives_grace: an expired lease gets a second look, see `Grace`.
         missing: hooks that the installed vLLM does not have.
     """
 
     rank: int
     ranks: int
     heartbeat_sent: Callable[[bytes, int], None] = lambda message, sent: None
+    gives_grace: bool = True
     missing: list[str] = field(default_factory=list)
     _pulls: OrderedDict[str, _Pull] = field(default_factory=OrderedDict)
     _handles: OrderedDict[int, _Handle] = field(default_factory=OrderedDict)
@@ -83,7 +86,9 @@ class NixlProbe:
                 "check_xfer_state": self._watch_state(wrapper.check_xfer_state),
                 "get_xfer_telemetry": self._watch_telemetry(wrapper.get_xfer_telemetry),
                 "release_xfer_handle": self._watch_release(wrapper.release_xfer_handle),
-                "get_new_notifs": self._watch_notifs(wrapper.get_new_notifs),
+                "get_new_notifs": self._watch_notifs(
+                    wrapper.get_new_notifs, self._grace_of(worker)
+                ),
                 "send_notif": self._watch_send(wrapper.send_notif),
             },
         )
@@ -256,7 +261,16 @@ class NixlProbe:
 
         return send_notif
 
-    def _watch_notifs(self, original: Any) -> Any:
+    def _grace_of(self, worker: Any) -> Callable[[], None]:
+        if not self.gives_grace:
+            return lambda: None
+        leases = getattr(worker, "_reqs_to_send", None)
+        if not isinstance(leases, dict):
+            self.missing.append("_reqs_to_send")
+            return lambda: None
+        return guarded(Grace(leases).notifications_read)
+
+    def _watch_notifs(self, original: Any, then: Callable[[], None]) -> Any:
         @guarded
         def note(notifications: Any) -> None:
             for messages in notifications.values():
@@ -272,6 +286,7 @@ class NixlProbe:
             notifications = original(*args, **kwargs)
             if notifications:
                 note(notifications)
+            then()
             return notifications
 
         return get_new_notifs

@@ -49,7 +49,9 @@ class WorkerHalf:
         for index, (tier, child) in enumerate(zip(tiers, children, strict=True)):
             worker = getattr(child, "connector_worker", None)
             if tier == "peer":
-                probe = self._nixl[index] = NixlProbe(rank, ranks, self.leases.heartbeat_sent)
+                probe = self._nixl[index] = NixlProbe(
+                    rank, ranks, self.leases.heartbeat_sent, gives_grace=not observes
+                )
                 probe.install(worker)
             elif worker is not None:
                 self._offload[index] = OffloadProbe(tier, rank, ranks, self._out)

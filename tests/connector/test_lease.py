@@ -1,11 +1,12 @@
 """The lease guard: when a pull has ended in time, and when it is not to be believed."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from kvctl_connector import lease as lease_module
-from kvctl_connector.lease import Lease, LeaseGuard
+from kvctl_connector.lease import Grace, Lease, LeaseGuard
 
 SECOND = 1_000_000_000
 MARGIN = SECOND // 2
@@ -95,3 +96,24 @@ def test_memory_is_bounded(clock: SimpleNamespace, monkeypatch: pytest.MonkeyPat
     for number in range(100):
         guard.granted({f"r{number}": Lease(f"p{number}", START, SECOND)})
     assert len(guard._by_request) == len(guard._by_remote) == 10
+
+
+# Prefill's side
+
+
+def test_an_expired_lease_gets_one_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefill was stopped for longer than the lease: the heartbeats sent meanwhile come first."""
+    now = 100.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    leases = {"stopped": 90.0, "held": 130.0}
+    grace = Grace(leases)
+
+    grace.notifications_read()
+    assert leases == {"stopped": 101.0, "held": 130.0}
+
+    now = 100.5
+    leases["stopped"] = 106.0  # the heartbeat has been read, and NIXL extends the lease
+    grace.notifications_read()
+    now = 107.0
+    grace.notifications_read()
+    assert leases["stopped"] == 106.0, "reaped now: one grace a lease"

@@ -1,5 +1,6 @@
 """The probe on a fake NIXL wrapper: the real one needs an engine (tests/end_to_end)."""
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,6 +58,7 @@ class FakeWorker:
     def __init__(self) -> None:
         self.nixl_wrapper: Any = FakeWrapper()
         self.failures: list[str] = []
+        self._reqs_to_send: dict[str, float] = {}
 
     def _read_blocks(self, *, request_id: str, dst_engine_id: str) -> bool:
         handle = self.nixl_wrapper.make_prepped_xfer("READ", notif_msg=b"r:1")
@@ -213,11 +215,27 @@ def test_everything_else_goes_to_the_wrapper_untouched(
 def test_what_vllm_does_not_have_is_named() -> None:
     probe = NixlProbe(rank=0, ranks=1)
     probe.install(SimpleNamespace(nixl_wrapper=FakeWrapper()))
-    assert probe.missing == ["_read_blocks", "_log_failure"]
+    assert probe.missing == ["_reqs_to_send", "_read_blocks", "_log_failure"]
 
     bare = NixlProbe(rank=0, ranks=1)
     bare.install(SimpleNamespace())
     assert bare.missing == ["nixl_wrapper"]
+
+
+def test_a_lease_is_looked_at_again_before_it_is_reaped(worker: FakeWorker) -> None:
+    probe = NixlProbe(rank=0, ranks=1)
+    worker._reqs_to_send["r"] = 0.0
+    probe.install(worker)
+    worker.nixl_wrapper.get_new_notifs()
+    assert worker._reqs_to_send["r"] > time.perf_counter()
+
+
+def test_in_observe_mode_it_is_not(worker: FakeWorker) -> None:
+    probe = NixlProbe(rank=0, ranks=1, gives_grace=False)
+    worker._reqs_to_send["r"] = 0.0
+    probe.install(worker)
+    worker.nixl_wrapper.get_new_notifs()
+    assert worker._reqs_to_send == {"r": 0.0}
 
 
 def test_memory_is_bounded(

@@ -47,13 +47,22 @@ if FOLDER in os.environ:  # in an engine
 class PlantingHostWorker(HostMemoryWorker):
     def _copy(self, device: Any, host: Any, *, to_host: bool) -> int:
         flag = _flag(PLANT)
-        if not to_host and flag.exists():
-            flag.unlink()
-            first, last = (int(host.block_ids[at]) for at in (0, -1))
-            assert first != last, "this load has one block only"
-            for rows in self._host:
-                rows[first] = rows[last]
-        return super()._copy(device, host, to_host=to_host)
+        if to_host or not flag.exists():
+            return super()._copy(device, host, to_host=to_host)
+        flag.unlink()
+        first, last = (_rows(int(host.block_ids[at]), self._blocks_per_chunk) for at in (0, -1))
+        assert first != last, "this load has one block only"
+        right = [rows[first].copy() for rows in self._host]
+        for rows in self._host:
+            rows[first] = rows[last]
+        copied = super()._copy(device, host, to_host=to_host)
+        for rows, kept in zip(self._host, right, strict=True):
+            rows[first] = kept  # the next load is right again
+        return copied
+
+
+def _rows(chunk: int, size: int) -> slice:
+    return slice(chunk * size, (chunk + 1) * size)
 
 
 class PlantingHostSpec(HostMemorySpec):
