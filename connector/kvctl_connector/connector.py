@@ -218,6 +218,13 @@ class MultiConnector(upstream.MultiConnector):
             self._new_loads = {}
         return meta
 
+    def has_pending_push_work(self) -> bool:
+        # An engine without requests takes no steps, and would never hear that a load which was
+        # given up has ended.
+        half = self._scheduler_half
+        holds = half is not None and half.waits.holds
+        return holds or bool(super().has_pending_push_work())
+
     def update_connector_output(self, connector_output: Any) -> None:
         super().update_connector_output(connector_output)
         half = self._scheduler_half

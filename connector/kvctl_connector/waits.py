@@ -73,6 +73,11 @@ class Waits:
     def __contains__(self, request: str) -> bool:
         return request in self._loads
 
+    @property
+    def holds(self) -> bool:
+        """Whether blocks are reserved for loads that were given up and have not ended."""
+        return bool(self._held)
+
     def begin(self, request: str, parts: tuple[Part, ...], blocks: Any) -> None:
         """A request is parked until all parts are loaded into its `blocks` (KVCacheBlocks)."""
         self._loads[request] = _Load(parts, time.time_ns(), blocks)

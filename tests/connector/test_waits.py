@@ -84,6 +84,7 @@ def test_blocks_stay_reserved_until_every_rank_has_ended(clock: Clock, pool: Blo
     pool.free_blocks(blocks.blocks[0])  # vLLM has the request recomputed in other blocks
     assert pool.get_num_free_blocks() == before, "nobody gets them"
     assert held(waits) == 3
+    assert waits.holds, "so the engine must go on stepping"
     assert failures(waits) == {"wait_deadline": 1}
 
     waits.loads_ended([1])
@@ -91,6 +92,7 @@ def test_blocks_stay_reserved_until_every_rank_has_ended(clock: Clock, pool: Blo
     waits.loads_ended([1])
     assert pool.get_num_free_blocks() == before + 3
     assert held(waits) == 0
+    assert not waits.holds
 
 
 def test_cached_blocks_and_padding_are_nobodys_to_reserve(clock: Clock, pool: BlockPool) -> None:

@@ -81,6 +81,7 @@ def pair(tool: Path, receiver: OtlpReceiver, places: Path, engine_python: Path) 
             **setting.env,
             "PYTHONPATH": str(Path(__file__).parent),
             FOLDER: str(flags),
+            "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
         },
         "transfer": {
             "kv_lease_duration": "10s",

@@ -116,10 +116,16 @@ class Pair:
         for prompt in self._long_others():
             self.compute(prompt)
 
-    def forget_on_decode(self) -> None:
-        """Empties decode's prefix cache of everything else: other prompts take its blocks."""
-        for prompt in self._long_others():
-            assert self.ask(prompt).difference is None
+    def forget_on_decode(self, *, host: bool = True) -> None:
+        """Empties decode's prefix cache, and its host tier too."""
+        url = f"{self.decode_url}/reset_prefix_cache?reset_external={str(host).lower()}"
+
+        def reset() -> bool:
+            request = urllib.request.Request(url, b"")
+            with urllib.request.urlopen(request, timeout=DEADLINE) as response:
+                return bool(json.load(response)["success"])  # no block may be in use
+
+        wait_for(reset, "decode's caches cannot be reset")
 
     def _long_others(self) -> list[int]:
         return [prompt for prompt in OTHERS if len(self.prompts[prompt]) > 600]

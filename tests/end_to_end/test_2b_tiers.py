@@ -27,7 +27,7 @@ def choices(snapshot: EngineSnapshot, tier: str) -> int:
 
 
 def test_a_prefix_from_host_memory_and_the_rest_from_prefill(pair: Pair, stored: int) -> None:
-    pair.forget_on_decode()
+    pair.forget_on_decode(host=False)
     before = pair.settled("decode-0")
 
     assert pair.take(stored, pair.offer(stored)).difference is None
@@ -46,13 +46,13 @@ def test_a_prefix_from_host_memory_and_the_rest_from_prefill(pair: Pair, stored:
 
 
 def test_prefill_is_told_of_a_composed_load(pair: Pair, stored: int) -> None:
-    pair.forget_on_decode()
+    pair.forget_on_decode(host=False)
     assert pair.take(stored, pair.offer(stored)).difference is None
     assert not pair.settled("prefill-0").transfers_of("peer", "send").inflight
 
 
 def test_a_wrong_block_in_the_prefix_turns_it_red(pair: Pair, stored: int) -> None:
-    pair.forget_on_decode()
+    pair.forget_on_decode(host=False)
     offer = pair.offer(stored)
     with pair.flag(PLANT):
         assert pair.take(stored, offer).difference is not None
@@ -60,7 +60,7 @@ def test_a_wrong_block_in_the_prefix_turns_it_red(pair: Pair, stored: int) -> No
 
 
 def test_a_prompt_that_only_host_memory_has(pair: Pair, stored: int) -> None:
-    pair.forget_on_decode()
+    pair.forget_on_decode(host=False)
     before = pair.settled("decode-0")
     assert pair.take(stored, None).difference is None
     after = pair.settled("decode-0")
