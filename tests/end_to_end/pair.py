@@ -74,27 +74,43 @@ class Pair:
         """Has prefill compute a prompt for itself; its blocks are free again afterwards."""
         self._complete(self.prefill_url, self.prompts[prompt], None, max_tokens=1)
 
-    def take(self, prompt: int, offer: dict[str, Any] | None) -> Comparison:
+    def take(
+        self, prompt: int, offer: dict[str, Any] | None, *, max_tokens: int = MAX_TOKENS
+    ) -> Comparison:
         """Asks decode for a prompt with an offer, whosever it is, and compares the answer."""
-        (compared,) = self.take_several([prompt], offer)
+        (compared,) = self.take_several([prompt], offer, max_tokens=max_tokens)
         return compared
 
-    def take_several(self, prompts: list[int], offer: dict[str, Any] | None) -> list[Comparison]:
-        """Several prompts in one completion, over one offer."""
+    def take_several(
+        self,
+        prompts: list[int],
+        offer: dict[str, Any] | None,
+        *,
+        max_tokens: int = MAX_TOKENS,
+    ) -> list[Comparison]:
+        """Several prompts in one completion, over one offer; compares what the references have."""
         texts = [self.prompts[prompt] for prompt in prompts]
-        answer = self._complete(self.decode_url, texts, offer, max_tokens=MAX_TOKENS)
+        answer = self._complete(self.decode_url, texts, offer, max_tokens=max_tokens)
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         return [
-            compare(self.references[prompt], parse({"choices": [choice]}), bound=CPU_BOUND)
+            compare(
+                self.references[prompt],
+                beginning(parse({"choices": [choice]}), MAX_TOKENS),
+                bound=CPU_BOUND,
+            )
             for prompt, choice in zip(prompts, choices, strict=True)
         ]
 
-    def _complete(self, url: str, prompt: Any, params: Any, max_tokens: int) -> dict[str, Any]:
-        body = {
+    def body(self, prompt: Any, params: Any, *, max_tokens: int = MAX_TOKENS) -> dict[str, Any]:
+        """A completion, greedy, with logprobs."""
+        return {
             "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0,
             "ignore_eos": True, "logprobs": TOP, "return_tokens_as_token_ids": True,
             "kv_transfer_params": params,
         }  # fmt: skip
+
+    def _complete(self, url: str, prompt: Any, params: Any, max_tokens: int) -> dict[str, Any]:
+        body = self.body(prompt, params, max_tokens=max_tokens)
         request = urllib.request.Request(
             f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
@@ -118,14 +134,13 @@ class Pair:
 
     def forget_on_decode(self, *, host: bool = True) -> None:
         """Empties decode's prefix cache, and its host tier too."""
+        wait_for(lambda: self.reset_on_decode(host=host), "decode's caches cannot be reset")
+
+    def reset_on_decode(self, *, host: bool) -> bool:
+        """The same, if no block is in use right now; whether it was done."""
         url = f"{self.decode_url}/reset_prefix_cache?reset_external={str(host).lower()}"
-
-        def reset() -> bool:
-            request = urllib.request.Request(url, b"")
-            with urllib.request.urlopen(request, timeout=DEADLINE) as response:
-                return bool(json.load(response)["success"])  # no block may be in use
-
-        wait_for(reset, "decode's caches cannot be reset")
+        with urllib.request.urlopen(urllib.request.Request(url, b""), timeout=DEADLINE) as answer:
+            return bool(json.load(answer)["success"])
 
     def _long_others(self) -> list[int]:
         return [prompt for prompt in OTHERS if len(self.prompts[prompt]) > 600]
@@ -156,6 +171,11 @@ class Pair:
             return None if any(each.inflight for each in snapshot.transfers) else snapshot
 
         return wait_for(quiet, f"{name} has transfers in flight")
+
+
+def beginning(answer: Answer, tokens: int) -> Answer:
+    """The first tokens of an answer."""
+    return Answer(answer.tokens[:tokens], answer.logprobs[:tokens], answer.top[:tokens])
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout: float = DEADLINE) -> Any:

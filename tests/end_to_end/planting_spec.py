@@ -4,11 +4,13 @@ It exists in the tests only: the engine finds it because their topology names th
 loaded in the engine core and in the workers, it can also switch off the guards there, to show that
 the tests of the guards go red without them: while a file of FOLDER is called ``no-lease-guard`` or
 ``no-offer-check``, there is none. While
+``slow-copies`` exists, each copy takes 0.3 s longer; while
 ``plant`` exists, the next load from host memory gets one wrong block: its
 last one also in the place of its first.
 """
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from kvctl_connector.offers import Offers, Verdict
 
 FOLDER = "KVCTL_TEST_FOLDER"
 PLANT = "plant"
+SLOW_COPIES = "slow-copies"
 NO_LEASE_GUARD = "no-lease-guard"
 NO_OFFER_CHECK = "no-offer-check"
 
@@ -46,6 +49,8 @@ if FOLDER in os.environ:  # in an engine
 
 class PlantingHostWorker(HostMemoryWorker):
     def _copy(self, device: Any, host: Any, *, to_host: bool) -> int:
+        if _flag(SLOW_COPIES).exists():
+            time.sleep(0.3)
         flag = _flag(PLANT)
         if to_host or not flag.exists():
             return super()._copy(device, host, to_host=to_host)
