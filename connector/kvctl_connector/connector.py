@@ -19,11 +19,14 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1 import multi_connector as upstream
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
+from . import start_checks
 from .completion import Released
 from .config import ConfigError, Options
+from .forwarding import Forwarding
 from .guard import logger
 from .metadata import Metadata, WorkerMetadata
 from .scheduler_half import SchedulerHalf
+from .store_fence import fence
 from .threads import kept_together
 from .tier_choice import Choice
 from .worker_half import WorkerHalf
@@ -36,7 +39,7 @@ SWITCH = "KVCTL_CONNECTOR"
 _TIER_OF = {"Nixl": "peer", "Offloading": "host", "SimpleCPUOffload": "host"}
 
 
-class MultiConnector(upstream.MultiConnector):
+class MultiConnector(Forwarding):
     """NIXL and offload under one roof, reporting every transfer.
 
     Raises:
@@ -49,6 +52,15 @@ class MultiConnector(upstream.MultiConnector):
             raise ConfigError(_wrong_name(transfer.kv_connector))
         # Options first: a typo must not cost the time of building the children.
         options = Options.parse(transfer.kv_connector_extra_config.get("kvctl") or {})
+        switched_off = os.environ.get(SWITCH) == "off"
+        self._composes = options.mode == "compose" and not switched_off
+        start_checks.listed(transfer)
+        start_checks.before_building(
+            vllm_config,
+            self._get_connector_classes_and_configs(vllm_config),
+            kv_cache_config,
+            enforced=self._composes,
+        )
         on_cpu = vllm_config.device_config.device_type == "cpu"
         pinned = role is KVConnectorRole.WORKER and on_cpu
         with kept_together(_local_rank(vllm_config)) if pinned else contextlib.nullcontext():
@@ -59,11 +71,14 @@ class MultiConnector(upstream.MultiConnector):
         self._choices: dict[str, Choice] = {}
         self._last_loads: tuple[str, dict[int, tuple[int, Any]]] = ("", {})
         self._new_loads: dict[str, tuple[int, ...]] = {}
-        if os.environ.get(SWITCH) == "off":
+        if role is KVConnectorRole.SCHEDULER:
+            start_checks.after_building(
+                transfer, self._connectors, self._ktc_kv_transfer_config, enforced=self._composes
+            )
+        if switched_off:
             logger.warning("kvctl: %s=off, this is stock MultiConnector", SWITCH)
             return
         tiers = [_tier(child) for child in self._connectors]
-        self._composes = options.mode == "compose"
         self._chooses = self._composes and options.tier_policy == "fastest"
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler_half = SchedulerHalf(
@@ -184,22 +199,13 @@ class MultiConnector(upstream.MultiConnector):
         return dict(sources)
 
     def _tell_reused_blocks(self, loads: Collection[int], blocks: Any) -> None:
-        """Tells the offload children which blocks other children are about to write.
-
-        They keep copying blocks of finished requests and wait for such a copy when its block is
-        allocated again, but up to vLLM 0.32.0 they do not see allocations for another child's
-        load (vllm-project/vllm issue 46951): it would overwrite a block that is being stored.
-        """
+        """Tells the offload children which blocks other children are about to write (D8)."""
         if not loads:
             return
+        written = {block.block_id for group in blocks.blocks for block in group}
         for index, child in enumerate(self._connectors):
-            allocated = getattr(
-                getattr(child, "connector_scheduler", None),
-                "_current_batch_allocated_block_ids",
-                None,
-            )
-            if allocated is not None and any(loader != index for loader in loads):
-                allocated.update(b.block_id for group in blocks.blocks for b in group)
+            if any(loader != index for loader in loads):
+                fence(child, written)
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         meta = super().build_connector_meta(scheduler_output)
@@ -212,9 +218,10 @@ class MultiConnector(upstream.MultiConnector):
             if jobs := getattr(child, "store_jobs", None):
                 half.announced(jobs)
         leases = half.arrivals.take_leases()
-        given_up = half.give_up_overdue()
-        if self._new_loads or leases or given_up:
+        given_up, saves = half.give_up_overdue(), self._take_saves()
+        if self._new_loads or leases or given_up or saves:
             meta = Metadata(**vars(meta), loads=self._new_loads, leases=leases, given_up=given_up)
+            meta.saves = saves
             self._new_loads = {}
         return meta
 
@@ -260,6 +267,12 @@ class MultiConnector(upstream.MultiConnector):
         if self._worker_half is not None:
             self._worker_half.caches_registered()
 
+    def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any) -> None:
+        # What the engine calls instead, up to vLLM 0.28.0, if all children prefer it.
+        super().register_cross_layers_kv_cache(kv_cache, attn_backend)
+        if self._worker_half is not None:
+            self._worker_half.caches_registered()
+
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         super().bind_connector_metadata(connector_metadata)
         if self._worker_half is not None:
@@ -288,7 +301,6 @@ class MultiConnector(upstream.MultiConnector):
         """Asks every child, and lets pass what is complete."""
         half = self._worker_half
         assert half is not None
-        sent: set[str] = set()
         released = Released()
         for index, child in enumerate(self._connectors):
             answer = getattr(child, question)(finished_req_ids)
@@ -298,26 +310,17 @@ class MultiConnector(upstream.MultiConnector):
                 sending, receiving = answer.finished_sending, answer.finished_recving
                 failed = answer.failed_recving
             half.reported(index, sending, receiving, failed, released)
-            sent.update(request for request in sending if self._last_save(request))
+            self._saved(index, sending)
         half.completion.release_given_up(released)
         if finished_req_ids:
             half.forget(finished_req_ids)
-        return sent, released
+        return self._saves.take(), released
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         blocks: set[int] = super().get_block_ids_with_load_errors()
         if self._worker_half is None:
             return blocks
         return blocks | self._worker_half.take_unreadable()
-
-    def _last_save(self, request: str) -> bool:
-        """Whether no further child still saves this request (upstream's counter)."""
-        pending = self._extra_async_saves.get(request, 0)
-        if pending > 1:
-            self._extra_async_saves[request] = pending - 1
-        elif pending == 1:
-            del self._extra_async_saves[request]
-        return pending == 0
 
     def build_connector_worker_meta(self) -> Any:
         meta = super().build_connector_worker_meta()
@@ -326,13 +329,11 @@ class MultiConnector(upstream.MultiConnector):
             return meta
         facts = half.take_facts()
         missing, strays = half.take_missing(), half.take_strays()
-        ended = half.completion.take_ended()
-        if meta is None and not (facts or missing or strays or ended):
+        ended, own_saves = half.completion.take_ended(), self._take_own_saves()
+        if meta is None and not (facts or missing or strays or ended or own_saves):
             return None
         slots = meta.metadata if meta is not None else (None,) * len(self._connectors)
-        return WorkerMetadata(
-            metadata=slots, facts=facts, missing=missing, strays=strays, ended=ended
-        )
+        return WorkerMetadata(slots, facts, missing, strays, ended, own_saves)
 
 
 def _load_asynchronously(child: Any, request: str) -> None:

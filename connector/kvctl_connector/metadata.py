@@ -15,11 +15,13 @@ from .lease import Lease
 @dataclass
 class Metadata(upstream.MultiKVConnectorMetadata):
     """Scheduler half → workers: upstream's, the loads that begin (request → children), the
-    leases of requests that have just arrived, and the loads that are given up."""
+    leases of requests that have just arrived, the loads that are given up, and who still saves
+    the requests that have ended."""
 
     loads: dict[str, tuple[int, ...]] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
     given_up: dict[str, GivenUp] = field(default_factory=dict)
+    saves: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass
@@ -30,6 +32,7 @@ class WorkerMetadata(upstream.MultiKVConnectorWorkerMetadata):
     missing: list[str] = field(default_factory=list)
     strays: int = 0  # reports of completions that nobody awaited
     ended: list[int] = field(default_factory=list)  # numbers of given-up loads
+    own_saves: list[tuple[int, str]] = field(default_factory=list)  # child and request, each rank's
 
     def aggregate(self, other: Any) -> WorkerMetadata:
         """Joins two ranks; the first one's type decides, so every rank sends this type."""
@@ -40,4 +43,5 @@ class WorkerMetadata(upstream.MultiKVConnectorWorkerMetadata):
             missing=self.missing,
             strays=self.strays + other.strays,
             ended=[*self.ended, *other.ended],
+            own_saves=[*self.own_saves, *other.own_saves],
         )

@@ -93,6 +93,7 @@ def make_connector(children: int = 2, *, worker: bool = False) -> Any:
     made._connector_metadata = None
     made._choices, made._new_loads = {}, {}
     made._composes = made._chooses = True
+    made._begin(1)
     made._scheduler_half = None if worker else RecordingHalf(made._connectors)
     made._worker_half = None
     if worker:
@@ -269,17 +270,11 @@ def test_releases_that_ask_the_older_question_are_answered(
     loader, other = made._connectors
     loader.get_finished = lambda finished: ({"sent"}, {"r", "stranger"})
     other.get_finished = lambda finished: (None, None)
-    made.bind_connector_metadata(Metadata(metadata=(None, None), loads={"r": (0,)}))
+    made.bind_connector_metadata(
+        Metadata(metadata=(None, None), loads={"r": (0,)}, saves={"sent": (0,)})
+    )
 
     assert made.get_finished(set()) == ({"sent"}, {"r"})
-
-
-def test_blocks_are_freed_when_the_last_child_has_saved() -> None:
-    made = make_connector(worker=True)
-    made._extra_async_saves = {"r": 1}
-    made._connectors[0].results = base.KVConnectorTransferResults(finished_sending={"r"})
-    assert made.get_transfer_results(set()).finished_sending == set()
-    assert made.get_transfer_results(set()).finished_sending == {"r"}
 
 
 def test_worker_metadata_is_none_when_there_is_nothing_to_say() -> None:
@@ -311,7 +306,7 @@ def test_events_are_a_list_so_that_none_is_false() -> None:
 
 def test_switched_off_it_is_stock(monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_connector()
-    made._scheduler_half = None
+    made._scheduler_half, made._composes = None, False
     made._connectors[0].matched = (128, True)
     assert made.get_num_new_matched_tokens(make_request(), 0) == (128, True)
     made.update_state_after_alloc(make_request(), make_blocks(1), 128)
