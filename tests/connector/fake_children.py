@@ -150,7 +150,9 @@ def entry(name: str, **more: Any) -> dict[str, Any]:
     return {"kv_connector": name, "kv_role": "kv_both", **more}
 
 
-def make_config(*children: dict[str, Any], ranks: int = 1, **transfer: Any) -> Any:
+def make_config(
+    *children: dict[str, Any], ranks: int = 1, mode: str = "compose", **transfer: Any
+) -> Any:
     """As much of a VllmConfig as the wrapper and the fake children read."""
     return SimpleNamespace(
         kv_transfer_config=KVTransferConfig(
@@ -158,7 +160,7 @@ def make_config(*children: dict[str, Any], ranks: int = 1, **transfer: Any) -> A
             kv_role="kv_both",
             kv_connector_module_path="kvctl_connector.connector",
             engine_id="engine",
-            kv_connector_extra_config={"connectors": list(children)},
+            kv_connector_extra_config={"connectors": list(children), "kvctl": {"mode": mode}},
             **transfer,
         ),
         device_config=SimpleNamespace(device_type="cuda"),

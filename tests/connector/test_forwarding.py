@@ -197,10 +197,11 @@ def test_every_child_gets_the_block_pool(scheduler: Any) -> None:
     assert [child.told["pool"] for child in scheduler._connectors] == ["pool", "pool"]
 
 
-def test_without_hma_in_the_wrapper_vllm_keeps_hma_off() -> None:
-    """0.20.2: neither wrapper nor offload child know groups, and vLLM itself refuses HMA then."""
-    known = supports_hma(multi_connector.MultiConnector)
-    assert supports_hma(MultiConnector) is known
+def test_the_wrapper_knows_groups_where_upstreams_does() -> None:
+    """On 0.20.2 it does not, and vLLM itself refuses a connector that does not (factory.py:58)."""
+    upstreams = multi_connector.MultiConnector
+    knows = hasattr(upstreams, "request_finished_all_groups")
+    assert (supports_hma(upstreams), supports_hma(MultiConnector)) == (knows, knows)
 
 
 # D12: statistics

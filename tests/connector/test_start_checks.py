@@ -126,13 +126,17 @@ def test_an_offload_child_that_cannot_be_told_of_writes_is_refused() -> None:
         start_checks.after_building(SimpleNamespace(), [offload], [], enforced=True)
 
 
-def test_switched_off_a_refusal_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("switch", "mode"), [("off", "compose"), ("", "observe")])
+def test_where_nothing_is_composed_a_refusal_is_a_warning(
+    switch: str, mode: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(SWITCH, "off")
+    monkeypatch.setenv(SWITCH, switch)
+    stranger = entry("FakeUnregisteredConnector", kv_connector_module_path="fake_children")
+    config = make_config(stranger, mode=mode)
     logging.getLogger("vllm").propagate = True
     with caplog.at_level(logging.WARNING, "vllm.kvctl"):
-        made = start(entry("FakeUnregisteredConnector", kv_connector_module_path="fake_children"))
+        made = MultiConnector(config, KVConnectorRole.SCHEDULER, make_groups(FULL))
+    made.shutdown()
     assert type(made._connectors[0]) is FakeUnregisteredConnector
     assert "is not registered with vLLM" in caplog.text
 
