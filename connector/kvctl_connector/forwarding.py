@@ -24,7 +24,7 @@ from .slots import ChildEvents, ChildHandshakes
 class Forwarding(upstream.MultiConnector):
     """What several children give reaches those it is meant for."""
 
-    _composes = True
+    _composes = False  # until the options have been read
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
