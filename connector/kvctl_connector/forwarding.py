@@ -156,6 +156,8 @@ class Forwarding(upstream.MultiConnector):
 
     def _take_saves(self) -> dict[str, tuple[int, ...]]:
         """Requests that have ended since the last step, and the children that still save them."""
+        if not self._new_saves:
+            return {}
         saves, self._new_saves = self._new_saves, {}
         return saves
 
@@ -184,6 +186,8 @@ class Forwarding(upstream.MultiConnector):
 
     def _take_own_saves(self) -> list[tuple[int, str]]:
         """What children that must know their own saves have reported since the last step (D9)."""
+        if not self._own_saves:
+            return []
         own, self._own_saves = self._own_saves, []
         return own
 
@@ -196,15 +200,17 @@ class Forwarding(upstream.MultiConnector):
             return
         output = connector_output
         joined, events = output.kv_connector_worker_meta, output.kv_cache_events
-        sent = output.finished_sending
-        own = self._own_reports.add(getattr(joined, "own_saves", ()))
+        sent, reports = output.finished_sending, getattr(joined, "own_saves", None)
+        own = self._own_reports.add(reports) if reports else {}
+        by_child = events.by_child if type(events) is ChildEvents else None
         try:
             for index, child in enumerate(self._connectors):
                 if joined is not None:
                     output.kv_connector_worker_meta = joined.metadata[index]
-                if isinstance(events, ChildEvents):
-                    output.kv_cache_events = events.by_child.get(index)
-                output.finished_sending = own.get(index) if saves_by_name(child) else sent
+                if by_child is not None:
+                    output.kv_cache_events = by_child.get(index)
+                if sent or own:
+                    output.finished_sending = own.get(index) if saves_by_name(child) else sent
                 child.update_connector_output(output)
         finally:
             output.kv_connector_worker_meta, output.kv_cache_events = joined, events
