@@ -100,7 +100,7 @@ class Forwarding(upstream.MultiConnector):
         Upstream gives it to all, and the base class's answer to a rank of a later pipeline stage
         is a ValueError: a child without handshakes would keep the engine from starting.
         """
-        if not all(isinstance(given, ChildHandshakes) for given in metadata.values()):
+        if not metadata or not all(type(given) is ChildHandshakes for given in metadata.values()):
             return False
         for index, child in enumerate(self._connectors):
             own = {

@@ -177,6 +177,11 @@ def test_two_children_shake_hands_each_with_its_own(scheduler: Any, worker: Any)
     ]
 
 
+def test_no_handshakes_are_told_to_all_as_upstream_does(scheduler: Any) -> None:
+    shake(scheduler, {})
+    assert [child.told["handshakes"] for child in scheduler._connectors] == [{}, {}]
+
+
 def test_a_child_that_makes_handshakes_and_knows_no_stages_still_refuses_them(
     scheduler: Any, worker: Any
 ) -> None:
