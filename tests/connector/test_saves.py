@@ -150,9 +150,11 @@ def test_an_offload_child_hears_of_its_own_saves_before_the_peer_has_read(pair: 
     assert nixl.outputs[-1][2] is None
     assert offload.outputs[-1][2] == {"r"}
 
-    scheduler.update_connector_output(KVConnectorOutput(finished_sending={"r"}))
+    output = KVConnectorOutput(finished_sending={"r"})
+    scheduler.update_connector_output(output)
     assert nixl.outputs[-1][2] == {"r"}
     assert offload.outputs[-1][2] is None, "told once"
+    assert output.finished_sending == {"r"}, "vLLM still reads it"
 
 
 def test_workers_ship_the_own_saves_of_such_a_child_only(pair: Any) -> None:
