@@ -38,6 +38,9 @@ SWITCH = "KVCTL_CONNECTOR"
 # Which tier a child serves, by the prefix of its class's name.
 _TIER_OF = {"Nixl": "peer", "Offloading": "host", "SimpleCPUOffload": "host"}
 
+# Whether a worker can report that a request's load has failed; from vLLM 0.30.0 on.
+_FAILS_REQUESTS = hasattr(upstream, "KVConnectorTransferResults")
+
 
 class MultiConnector(Forwarding):
     """NIXL and offload under one roof, reporting every transfer.
@@ -292,7 +295,7 @@ class MultiConnector(Forwarding):
 
     def get_finished(self, finished_req_ids: set[str]) -> Any:
         # What it asks up to 0.28.0; later releases answer it from the method above.
-        if self._worker_half is None or hasattr(upstream, "KVConnectorTransferResults"):
+        if self._worker_half is None or _FAILS_REQUESTS:
             return super().get_finished(finished_req_ids)
         sent, released = self._collect("get_finished", finished_req_ids)
         return sent or None, released.received or None
@@ -320,7 +323,11 @@ class MultiConnector(Forwarding):
         blocks: set[int] = super().get_block_ids_with_load_errors()
         if self._worker_half is None:
             return blocks
-        return blocks | self._worker_half.take_unreadable()
+        unreadable = self._worker_half.take_unreadable()
+        # A failed request says it all. Block ids say less, being unique only within a KV group:
+        # of these the scheduler of a model with several groups dies (v1/core/sched/scheduler.py
+        # 0.32.0, _handle_invalid_blocks). So only where there is no other way.
+        return blocks if _FAILS_REQUESTS else blocks | unreadable
 
     def build_connector_worker_meta(self) -> Any:
         meta = super().build_connector_worker_meta()

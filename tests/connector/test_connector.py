@@ -228,12 +228,14 @@ def test_a_failed_load_is_reported_received_and_failed() -> None:
     assert (results.finished_recving, results.failed_recving) == ({"r"}, {"r"})
 
 
-def test_a_pull_that_ended_too_late_is_failed_and_its_blocks_are_unreadable() -> None:
+def with_a_late_pull() -> Any:
+    """A worker whose pull of "r", in two KV groups, has ended too late, that of "s" in time."""
     made = make_connector(worker=True)
     made._connectors[0].results = base.KVConnectorTransferResults(finished_recving={"r", "s"})
+    made._connectors[0].get_finished = lambda finished: (None, {"r", "s"})
     plans = {
-        "r": SimpleNamespace(local_block_ids=([4, 5, 6],)),
-        "s": SimpleNamespace(local_block_ids=([7],)),
+        "r": SimpleNamespace(local_block_ids=([4, 5], [6])),
+        "s": SimpleNamespace(local_block_ids=([7], [])),
     }
     now = time.time_ns()
     leases = {"r": Lease("p-r", now - 1, 0), "s": Lease("p-s", now + 60 * 10**9, 0)}
@@ -244,15 +246,33 @@ def test_a_pull_that_ended_too_late_is_failed_and_its_blocks_are_unreadable() ->
             leases=leases,
         )
     )
+    return made
+
+
+def test_a_pull_that_ended_too_late_is_failed_without_naming_blocks() -> None:
+    """Named blocks kill the scheduler of a model with several KV groups."""
+    made = with_a_late_pull()
 
     results = made.get_transfer_results(set())
 
     assert results.finished_recving == {"r", "s"}
     assert results.failed_recving == {"r"}
-    assert made.get_block_ids_with_load_errors() == {4, 5, 6}
-    assert made.get_block_ids_with_load_errors() == set(), "told once"
+    assert made.get_block_ids_with_load_errors() == set()
     outcomes = {f.request: f.outcome for f in made.build_connector_worker_meta().facts}
     assert outcomes == {"r": "expired", "s": "ok"}
+
+
+def test_releases_that_know_no_failed_request_are_told_its_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connector_module, "_FAILS_REQUESTS", False)
+    made = with_a_late_pull()
+    made._connectors[1].get_finished = lambda finished: (None, None)
+
+    assert made.get_finished(set()) == (None, {"r", "s"})
+
+    assert made.get_block_ids_with_load_errors() == {4, 5, 6}
+    assert made.get_block_ids_with_load_errors() == set(), "told once"
 
 
 def test_an_offer_is_judged_before_any_child_sees_it() -> None:
@@ -265,7 +285,7 @@ def test_an_offer_is_judged_before_any_child_sees_it() -> None:
 def test_releases_that_ask_the_older_question_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delattr(multi_connector, "KVConnectorTransferResults")
+    monkeypatch.setattr(connector_module, "_FAILS_REQUESTS", False)
     made = make_connector(worker=True)
     loader, other = made._connectors
     loader.get_finished = lambda finished: ({"sent"}, {"r", "stranger"})
@@ -287,6 +307,43 @@ def test_facts_ride_with_a_slot_for_every_child() -> None:
     meta = made.build_connector_worker_meta()
     assert (meta.metadata, meta.facts) == ((None, None), [FACT])
     assert made.build_connector_worker_meta() is None
+
+
+def test_what_was_handed_over_is_never_touched_again() -> None:
+    """An engine in one process takes the object itself, and reads it a step later."""
+    made = make_connector(worker=True)
+    half = made._worker_half
+    half._out.append(FACT)
+    half._nixl[0].missing.append("hook")
+    first = made.build_connector_worker_meta()
+
+    half._out.append(FACT._replace(key="later"))
+    half._nixl[0].missing.append("later")
+    second = made.build_connector_worker_meta()
+    joined = first.aggregate(second)
+
+    assert (first.facts, first.missing) == ([FACT], ["hook"])
+    assert joined.facts == [*first.facts, *second.facts]
+    assert joined.facts is not first.facts
+
+
+def test_what_a_step_was_told_is_never_touched_again() -> None:
+    """The same the other way: the workers of such an engine are handed the scheduler's object."""
+    made = make_connector()
+    made._connectors[1].matched = (256, True)
+    made.get_num_new_matched_tokens(make_request(), 0)
+    made.update_state_after_alloc(make_request(), make_blocks(1, 2), 256)
+    told = step(made)
+    worker = make_connector(worker=True)
+    worker.bind_connector_metadata(told)
+    worker._connectors[1].results = base.KVConnectorTransferResults(finished_recving={"r"})
+
+    assert worker.get_transfer_results(set()).finished_recving == {"r"}
+    made.get_num_new_matched_tokens(make_request("s"), 0)
+    made.update_state_after_alloc(make_request("s"), make_blocks(3, 4), 256)
+    step(made)
+
+    assert told.loads == {"r": (1,)}
 
 
 def test_ranks_are_aggregated_whatever_each_had_to_say() -> None:
