@@ -6,11 +6,11 @@ SETUP = @$(PYTHON) -c 'import sys; sys.exit(sys.version_info[0] < 3)' 2>/dev/nul
 	echo "make: there is no $(PYTHON), or it is no Python 3; install Python 3.11 or later, or name one: make PYTHON=/path/to/python3.12" >&2; exit 3; }; \
 	$(PYTHON) kvctl/engine/bootstrap.py
 
-.PHONY: help demo test lint setup clean
+.PHONY: help demo test test-e2e lint setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1	\2/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/make \1	\2/p' Makefile | expand -t 14
 
 demo: ## prefill + decode + router on the built-in tiny model, real KV moved; ARGS="--json", "--keep", …
 	$(SETUP) engine tool router
@@ -20,6 +20,10 @@ test: ## lint, unit tests, and one pair of real engines; ARGS goes to pytest
 	$(SETUP) engine tool router dev
 	@$(MAKE) --no-print-directory lint
 	@.venv/bin/python -m pytest $(ARGS)
+
+test-e2e: ## pairs of other shapes, one after the other: KV groups, tensor parallel, chunks; ARGS goes to pytest
+	$(SETUP) engine tool router dev
+	@.venv/bin/python -m pytest -m 'shapes or last' $(ARGS)
 
 lint: ## ruff, mypy and the import rules
 	$(SETUP) tool dev

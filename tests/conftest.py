@@ -32,6 +32,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     )
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A failure beside running engines leaves their stacks in the log."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    running = getattr(item, "funcargs", {}).get("pair")
+    if report.failed and running is not None:
+        running.print_stacks()
+
+
+@pytest.fixture(scope="session")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """State and runtime folders of this run's own, for every kvctl that it starts."""
+    folder = tmp_path_factory.mktemp("kvctl")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("KVCTL_STATE_DIR", str(folder / "state"))
+    patch.setenv("KVCTL_RUNTIME_DIR", str(folder / "run"))
+    yield folder
+    patch.undo()
+
+
 @pytest.fixture
 def otlp() -> Iterator[OtlpReceiver]:
     """An OTLP/HTTP receiver in this process."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class Question:
         engine: arguments of ``vllm.LLM``, without the model.
         env: of the engine's process.
         pins: versions of what computes.
+        model: what its weights were made from.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -42,12 +43,13 @@ class Question:
     env: Mapping[str, str]
     platform: str
     pins: Mapping[str, str]
+    model: str = field(default_factory=model_key)
 
     def key(self) -> str:
         """The name of the answers in the cache."""
         return key_of(
             {
-                "model": model_key(),
+                "model": self.model,
                 "script": (FOLDER / SCRIPT).read_text(),
                 "asked": [MAX_TOKENS, TOP],
                 "prompts": self.prompts,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from otlp_receiver import OtlpReceiver, http_receiver
-from pair import START, STOP, Pair, free_block, print_stacks, session_of
+from pair import START, STOP, Pair, free_block
 from planting_spec import FOLDER
 
 from kvctl.demo.model import SERVED_NAME, tiny_model
@@ -42,17 +42,6 @@ def receiver() -> Iterator[OtlpReceiver]:
     """An OTLP receiver that lives as long as the pair."""
     with http_receiver() as running:
         yield running
-
-
-@pytest.fixture(scope="session")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """State and runtime folders of this run's own, for every kvctl that it starts."""
-    folder = tmp_path_factory.mktemp("kvctl")
-    patch = pytest.MonkeyPatch()
-    patch.setenv("KVCTL_STATE_DIR", str(folder / "state"))
-    patch.setenv("KVCTL_RUNTIME_DIR", str(folder / "run"))
-    yield folder
-    patch.undo()
 
 
 @pytest.fixture(scope="session")
@@ -101,23 +90,5 @@ def pair(tool: Path, receiver: OtlpReceiver, places: Path, engine_python: Path) 
     file = places / "e2e.yaml"
     file.write_text(yaml.safe_dump(content, sort_keys=False))
     before = set(Path("/dev/shm").iterdir())
-    running = Pair(tool, file, "", SERVED_NAME, prompts, references, flags, before)
-    launched = running.run("launch", "-d", str(file), timeout=START + STOP)
-    assert launched.returncode == 0, launched.stdout + launched.stderr
-    running.url = running.record("router")["url"]
-    running.prefill_url = running.record("prefill-0")["url"]
-    running.decode_url = running.record("decode-0")["url"]
-    yield running
-    stopped = running.run("stop", "-p", "e2e", timeout=3 * STOP)
-    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """A failure beside running engines leaves their stacks in the log."""
-    outcome = yield
-    report = outcome.get_result()  # type: ignore[attr-defined]
-    running = getattr(item, "funcargs", {}).get("pair")
-    if report.failed and running is not None:
-        engines = [each for each in running.records() if each["kind"] == "engine"]
-        print_stacks([pid for each in engines for pid in session_of(each["pid"])])
+    with Pair(tool, file, "", SERVED_NAME, prompts, references, flags, before).running() as ready:
+        yield ready

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,7 @@ class Pair:
         state: ``kvctl ps --json``'s view when it was ready.
         prompts, references: token ids, and what one plain engine answers.
         flags: the folder of the files that make engines misbehave (see planting_spec).
+        name: of the topology.
     """
 
     kvctl: Path
@@ -47,8 +48,23 @@ class Pair:
     references: list[Answer]
     flags: Path
     shared_memory_before: set[Path] = field(default_factory=set)
+    name: str = "e2e"
     prefill_url: str = ""
     decode_url: str = ""
+
+    @contextmanager
+    def running(self) -> Iterator[Pair]:
+        """Launches it, waits until it is ready, and stops it at the end of the block."""
+        launched = self.run("launch", "-d", str(self.file), timeout=START + STOP)
+        assert launched.returncode == 0, launched.stdout + launched.stderr
+        self.url = self.record("router")["url"]
+        self.prefill_url = self.record("prefill-0")["url"]
+        self.decode_url = self.record("decode-0")["url"]
+        try:
+            yield self
+        finally:
+            stopped = self.run("stop", "-p", self.name, timeout=3 * STOP)
+        assert stopped.returncode == 0, stopped.stdout + stopped.stderr
 
     def run(self, *arguments: str, timeout: float = STOP) -> subprocess.CompletedProcess[str]:
         """Runs a kvctl command to its end."""
@@ -70,9 +86,10 @@ class Pair:
         answer = self._complete(self.prefill_url, self.prompts[prompt], first, max_tokens=1)
         return dict(answer["kv_transfer_params"])
 
-    def compute(self, prompt: int) -> None:
-        """Has prefill compute a prompt for itself; its blocks are free again afterwards."""
-        self._complete(self.prefill_url, self.prompts[prompt], None, max_tokens=1)
+    def compute(self, prompt: int, first: int | None = None) -> None:
+        """Has prefill compute a prompt, or its `first` tokens, for itself; its blocks are free
+        again afterwards."""
+        self._complete(self.prefill_url, self.prompts[prompt][:first], None, max_tokens=1)
 
     def take(
         self, prompt: int, offer: dict[str, Any] | None, *, max_tokens: int = MAX_TOKENS
@@ -156,8 +173,20 @@ class Pair:
         return found
 
     def records(self) -> list[dict[str, Any]]:
-        folder = Path(os.environ["KVCTL_STATE_DIR"]) / "runs" / "e2e"
+        folder = Path(os.environ["KVCTL_STATE_DIR"]) / "runs" / self.name
         return list(json.loads((folder / "state.json").read_text())["processes"])
+
+    def print_stacks(self) -> None:
+        """Where each process of its engines hangs, for the log of a test that failed."""
+        spy = Path(sys.executable).with_name("py-spy")
+        for record in self.records():
+            for pid in session_of(record["pid"]) if record["kind"] == "engine" else ():
+                dumped = subprocess.run(
+                    [spy, "dump", "--pid", str(pid)], capture_output=True, timeout=30
+                )
+                print(
+                    dumped.stdout.decode(errors="replace") or dumped.stderr.decode(errors="replace")
+                )
 
     def seen(self, name: str) -> EngineSnapshot:
         """What an engine says on its feed right now."""
@@ -226,14 +255,6 @@ def kill_session(pid: int) -> None:
     """SIGKILL for a whole tree at once, as an out-of-memory killer or a node's end would."""
     for member in session_of(pid):
         os.kill(member, signal.SIGKILL)
-
-
-def print_stacks(pids: Sequence[int]) -> None:
-    """Where each process hangs, for the log of a test that ran into its deadline."""
-    spy = Path(sys.executable).with_name("py-spy")
-    for pid in pids:
-        shown = subprocess.run([spy, "dump", "--pid", str(pid)], capture_output=True, timeout=30)
-        print(shown.stdout.decode(errors="replace") or shown.stderr.decode(errors="replace"))
 
 
 def free_block(size: int = 100) -> int:

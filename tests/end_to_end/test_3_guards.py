@@ -5,23 +5,17 @@ switched off once, by the tests' own module in the engine, to show that these te
 """
 
 import os
-import signal
 import socket
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pair import Pair, wait_for, worker_of
+from late_read import late_read
+from pair import Pair
 from planting_spec import NO_LEASE_GUARD, NO_OFFER_CHECK
 
-from kvctl.demo.compare import Comparison
-
 pytestmark = pytest.mark.engine
-
-LEASE = 10.0  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -100,29 +94,6 @@ def test_a_strangers_port_holds_up_nobody(pair: Pair, long: list[int]) -> None:
         with pytest.raises(TimeoutError):
             silent.accept()
     assert pair.ask(long[1]).difference is None
-
-
-def late_read(pair: Pair, prompt: int) -> Comparison:
-    """Stops decode's worker for longer than the lease while prefill uses the blocks again."""
-    worker = worker_of(pair.record("decode-0")["pid"])
-    offer = pair.offer(prompt)
-    answers: list[Comparison] = []
-    asking = threading.Thread(target=lambda: answers.append(pair.take(prompt, offer)))
-    os.kill(worker, signal.SIGSTOP)
-    try:
-        asking.start()
-        # Decode's scheduler has taken the offer in time; only the read comes too late.
-        wait_for(
-            lambda: any(t.inflight for t in pair.seen("decode-0").transfers if t.tier == "peer"),
-            "decode did not take the offer",
-        )
-        time.sleep(LEASE + 1)
-        pair.use_up_prefills_cache()
-    finally:
-        os.kill(worker, signal.SIGCONT)
-    asking.join(2 * LEASE + 10)
-    assert answers, "no answer"
-    return answers[0]
 
 
 def test_a_late_read_is_not_answered_from(pair: Pair, long: list[int]) -> None:

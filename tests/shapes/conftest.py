@@ -1,0 +1,129 @@
+"""One pair after the other: each test names the shape that it needs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import planting_spec
+import pytest
+import yaml
+from layouts import Layout, model_of
+from pair import START, STOP, Pair, free_block
+from planting_spec import FOLDER
+
+from kvctl.demo.compare import Answer
+from kvctl.demo.model import SERVED_NAME
+from kvctl.demo.prompts import make_prompts
+from kvctl.demo.reference import Question, pins_of, reference_answers
+from kvctl.demo.setting import setting_for
+
+PROMPTS = 24
+HOST_BYTES = 400_000_000  # of both engines together: all that these tests store
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests of one shape together, so that its pair is launched once. pytest's own order goes
+    by a parameter's place in its list, not by its value."""
+    ours = [at for at, item in enumerate(items) if item.get_closest_marker("shapes")]
+    found: dict[str, int] = {}
+
+    def key(item: pytest.Item) -> tuple[int, str, int]:
+        file, line, _ = item.location
+        return found.setdefault(shape_of(item), len(found)), file, line or 0
+
+    for at, item in zip(ours, sorted((items[at] for at in ours), key=key), strict=True):
+        items[at] = item
+
+
+def shape_of(item: pytest.Item) -> str:
+    """The layout of a test's pair; empty for a test without one."""
+    call = getattr(item, "callspec", None)
+    return call.params["layout"].name if call and "layout" in call.params else ""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A model, and what one plain engine answers with it."""
+
+    model: Path
+    prompts: list[list[int]]
+    references: list[Answer]
+
+
+@pytest.fixture(scope="module")
+def layout(request: pytest.FixtureRequest) -> Layout:
+    """The shape that the test names, by indirect parametrization."""
+    chosen: Layout = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def known(layout: Layout, places: Path, engine_python: Path) -> Known:
+    setting = setting_for("cpu", gpus=())
+    model, made_from = model_of(layout, engine_python, log=places / "model.log")
+    prompts = make_prompts(PROMPTS)
+    question = Question(
+        prompts,
+        {**setting.reference_arguments(), "num_gpu_blocks_override": layout.device_blocks},
+        setting.reference_env(),
+        "cpu",
+        pins_of(engine_python),
+        made_from,
+    )
+    log = places / f"{layout.name}-reference.log"
+    references = reference_answers(question, model=model, python=engine_python, log=log)
+    return Known(model, prompts, references)
+
+
+@pytest.fixture(scope="module")
+def pair(layout: Layout, known: Known, places: Path, engine_python: Path) -> Iterator[Pair]:
+    """Prefill, decode and router in that shape, ready; stopped after its last test."""
+    setting = setting_for("cpu", gpus=())
+    flags = places / f"{layout.name}-flags"
+    flags.mkdir()
+    content = {
+        "version": 1,
+        "name": layout.name,
+        "model": str(known.model),
+        "engine": {"python": str(engine_python)},
+        "args": {
+            **setting.args,
+            "num-gpu-blocks-override": layout.device_blocks,
+            **layout.args,
+        },
+        "env": {
+            **setting.env,
+            "PYTHONPATH": str(Path(planting_spec.__file__).parent),
+            FOLDER: str(flags),
+            "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
+        },
+        "transfer": {"kv_lease_duration": "10s"},
+        "offload": {
+            "host": HOST_BYTES,
+            "extra": {
+                "spec_name": "PlantingHostSpec",
+                "spec_module_path": "planting_spec",
+                **layout.offload,
+            },
+        },
+        "instances": {
+            "prefill": {"role": "prefill", "args": dict(layout.prefill)},
+            "decode": {"role": "decode", "args": dict(layout.decode)},
+        },
+        "ports": {"base": free_block()},
+        "start_timeout": f"{START:.0f}s",
+        "stop_timeout": f"{STOP:.0f}s",
+    }
+    file = places / f"{layout.name}.yaml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    tool = Path(sys.executable).with_name("kvctl")
+    before = set(Path("/dev/shm").iterdir())
+    made = Pair(
+        tool, file, "", SERVED_NAME, known.prompts, known.references, flags, before, layout.name
+    )
+    with made.running() as ready:
+        yield ready

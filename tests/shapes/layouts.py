@@ -1,0 +1,77 @@
+"""The shapes of model and engine that a pair of this tier runs in, and what its KV weighs there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvctl.demo.cache import entry, key_of
+from kvctl.demo.engine_script import FOLDER as SCRIPTS
+from kvctl.demo.engine_script import run_script
+from kvctl.demo.model import TIMEOUT, model_key, tiny_model
+
+BLOCK = 128  # tokens, on CPUs
+LAYER = (
+    2 * 2 * 64 * 4 * BLOCK
+)  # bytes of a block in one layer: K and V, KV heads, head size, float32
+
+# A prompt that is computed at once needs its blocks in all six groups at the same time, those
+# that will have left the window included: 101 blocks for 2 048 tokens.
+GROUP_BLOCKS = 112
+HYBRID_SCRIPT = Path(__file__).with_name("write_hybrid_model.py")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One shape.
+
+    Attributes:
+        name: of the topology.
+        hybrid: the model has layers with a sliding window.
+        groups: KV groups that vLLM makes of its layers.
+        block_bytes: what one block weighs, over all layers of its group and all ranks.
+        device_blocks: what the device cache of each engine holds.
+        args: flags of both engines.
+        prefill, decode: flags of one of them.
+        ranks: workers of prefill and of decode.
+        offload: further settings of the host tier.
+    """
+
+    name: str
+    hybrid: bool = False
+    groups: int = 1
+    block_bytes: int = 4 * LAYER
+    device_blocks: int = 24
+    args: Mapping[str, Any] = field(default_factory=dict)
+    prefill: Mapping[str, Any] = field(default_factory=dict)
+    decode: Mapping[str, Any] = field(default_factory=dict)
+    ranks: tuple[int, int] = (1, 1)
+    offload: Mapping[str, Any] = field(default_factory=dict)
+
+
+GROUPS = Layout("groups", hybrid=True, groups=6, block_bytes=LAYER, device_blocks=GROUP_BLOCKS)
+ONE_GROUP = Layout(
+    "one-group",
+    hybrid=True,
+    block_bytes=6 * LAYER,
+    args={"disable-hybrid-kv-cache-manager": True},
+)
+TO_MORE = Layout("to-more", decode={"tensor-parallel-size": 2}, ranks=(1, 2))
+TO_FEWER = Layout("to-fewer", prefill={"tensor-parallel-size": 2}, ranks=(2, 1))
+# In tokens, which all releases understand; newer ones also take blocks_per_chunk.
+CHUNKS = Layout("chunks", offload={"block_size": 2 * BLOCK})
+
+
+def model_of(layout: Layout, python: Path, *, log: Path) -> tuple[Path, str]:
+    """The folder of the layout's model, and what it was made from."""
+    if not layout.hybrid:
+        return tiny_model(python, log=log), model_key()
+    key = key_of([HYBRID_SCRIPT.read_text(), model_key()])
+
+    def make(folder: Path) -> None:
+        env = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(SCRIPTS)}
+        run_script(python, str(HYBRID_SCRIPT), [folder], env=env, log=log, timeout=TIMEOUT)
+
+    return entry("hybrid-model", key, make), key
