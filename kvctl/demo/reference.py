@@ -102,10 +102,11 @@ def reference_answers(question: Question, *, model: Path, python: Path, log: Pat
 
     folder = entry("reference", question.key(), make)
     content = json.loads((folder / ANSWERS).read_text())
-    return [_answer(each) for each in content["answers"]]
+    return [answer_of(each) for each in content["answers"]]
 
 
-def _answer(raw: Mapping[str, Any]) -> Answer:
+def answer_of(raw: Mapping[str, Any]) -> Answer:
+    """What the script has written for one prompt."""
     return Answer(
         tokens=tuple(raw["tokens"]),
         logprobs=tuple(raw["logprobs"]),

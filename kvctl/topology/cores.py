@@ -52,7 +52,7 @@ def bindings(workers: Sequence[int], cores: Sequence[int]) -> list[dict[str, str
         variables.append(
             {
                 "VLLM_CPU_OMP_THREADS_BIND": "|".join(_written(one[:-1] or one) for one in own),
-                TRANSFER_CORES: "|".join(str(one[-1]) for one in own),
+                TRANSFER_CORES: "|".join(str(one[-1] if each else cores[-1]) for one in own),
             }
         )
     return variables

@@ -38,6 +38,7 @@ class Pair:
         prompts, references: token ids, and what one plain engine answers.
         flags: the folder of the files that make engines misbehave (see planting_spec).
         name: of the topology.
+        deadline: seconds that a request has.
     """
 
     kvctl: Path
@@ -49,6 +50,7 @@ class Pair:
     flags: Path
     shared_memory_before: set[Path] = field(default_factory=set)
     name: str = "e2e"
+    deadline: float = DEADLINE
     prefill_url: str = ""
     decode_url: str = ""
 
@@ -74,7 +76,7 @@ class Pair:
 
     def ask(self, prompt: int) -> Comparison:
         """Sends one prompt through the router and compares the answer with its reference."""
-        answer = ask(self.url, self.prompts[prompt], model=self.model, deadline=DEADLINE)
+        answer = ask(self.url, self.prompts[prompt], model=self.model, deadline=self.deadline)
         return compare(self.references[prompt], answer, bound=CPU_BOUND)
 
     def offer(self, prompt: int) -> dict[str, Any]:
@@ -131,7 +133,7 @@ class Pair:
         request = urllib.request.Request(
             f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=2 * DEADLINE) as response:
+        with urllib.request.urlopen(request, timeout=2 * self.deadline) as response:
             return dict(json.load(response))
 
     @contextmanager
@@ -178,15 +180,15 @@ class Pair:
 
     def print_stacks(self) -> None:
         """Where each process of its engines hangs, for the log of a test that failed."""
-        spy = Path(sys.executable).with_name("py-spy")
+        dump = [Path(sys.executable).with_name("py-spy"), "dump", "--pid"]
         for record in self.records():
             for pid in session_of(record["pid"]) if record["kind"] == "engine" else ():
-                dumped = subprocess.run(
-                    [spy, "dump", "--pid", str(pid)], capture_output=True, timeout=30
-                )
-                print(
-                    dumped.stdout.decode(errors="replace") or dumped.stderr.decode(errors="replace")
-                )
+                try:
+                    dumped = subprocess.run([*dump, str(pid)], capture_output=True, timeout=30)
+                except subprocess.TimeoutExpired:
+                    print(f"{record['name']}, pid {pid}: no stack within 30 s")
+                else:
+                    print((dumped.stdout or dumped.stderr).decode(errors="replace"))
 
     def seen(self, name: str) -> EngineSnapshot:
         """What an engine says on its feed right now."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import planting_spec
 import pytest
 import yaml
-from layouts import Layout, model_of
+from layouts import Known, Layout, model_of
 from pair import START, STOP, Pair, free_block
 from planting_spec import FOLDER
 
-from kvctl.demo.compare import Answer
 from kvctl.demo.model import SERVED_NAME
 from kvctl.demo.prompts import make_prompts
 from kvctl.demo.reference import Question, pins_of, reference_answers
@@ -43,15 +41,6 @@ def shape_of(item: pytest.Item) -> str:
     """The layout of a test's pair; empty for a test without one."""
     call = getattr(item, "callspec", None)
     return call.params["layout"].name if call and "layout" in call.params else ""
-
-
-@dataclass(frozen=True)
-class Known:
-    """A model, and what one plain engine answers with it."""
-
-    model: Path
-    prompts: list[list[int]]
-    references: list[Answer]
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +90,7 @@ def pair(layout: Layout, known: Known, places: Path, engine_python: Path) -> Ite
             FOLDER: str(flags),
             "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
         },
-        "transfer": {"kv_lease_duration": "10s"},
+        "transfer": {"kv_lease_duration": f"{layout.lease}s"},
         "offload": {
             "host": HOST_BYTES,
             "extra": {
@@ -123,7 +112,16 @@ def pair(layout: Layout, known: Known, places: Path, engine_python: Path) -> Ite
     tool = Path(sys.executable).with_name("kvctl")
     before = set(Path("/dev/shm").iterdir())
     made = Pair(
-        tool, file, "", SERVED_NAME, known.prompts, known.references, flags, before, layout.name
+        tool,
+        file,
+        url="",
+        model=SERVED_NAME,
+        prompts=known.prompts,
+        references=known.references,
+        flags=flags,
+        shared_memory_before=before,
+        name=layout.name,
+        deadline=layout.lease + 10.0,
     )
     with made.running() as ready:
         yield ready

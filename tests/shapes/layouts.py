@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+from late_read import LEASE
+
 from kvctl.demo.cache import entry, key_of
+from kvctl.demo.compare import Answer
 from kvctl.demo.engine_script import FOLDER as SCRIPTS
 from kvctl.demo.engine_script import run_script
 from kvctl.demo.model import TIMEOUT, model_key, tiny_model
@@ -35,8 +39,8 @@ class Layout:
         device_blocks: what the device cache of each engine holds.
         args: flags of both engines.
         prefill, decode: flags of one of them.
-        ranks: workers of prefill and of decode.
         offload: further settings of the host tier.
+        lease: seconds.
     """
 
     name: str
@@ -47,8 +51,17 @@ class Layout:
     args: Mapping[str, Any] = field(default_factory=dict)
     prefill: Mapping[str, Any] = field(default_factory=dict)
     decode: Mapping[str, Any] = field(default_factory=dict)
-    ranks: tuple[int, int] = (1, 1)
     offload: Mapping[str, Any] = field(default_factory=dict)
+    lease: int = int(LEASE)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A layout's model, and what one plain engine answers with it."""
+
+    model: Path
+    prompts: list[list[int]]
+    references: list[Answer]
 
 
 GROUPS = Layout("groups", hybrid=True, groups=6, block_bytes=LAYER, device_blocks=GROUP_BLOCKS)
@@ -58,10 +71,19 @@ ONE_GROUP = Layout(
     block_bytes=6 * LAYER,
     args={"disable-hybrid-kv-cache-manager": True},
 )
-TO_MORE = Layout("to-more", decode={"tensor-parallel-size": 2}, ranks=(1, 2))
-TO_FEWER = Layout("to-fewer", prefill={"tensor-parallel-size": 2}, ranks=(2, 1))
+# Three workers, each of which polls at 100 %: on two cores a pull may take longer than ten seconds.
+TO_MORE = Layout("to-more", decode={"tensor-parallel-size": 2}, lease=30)
+TO_FEWER = Layout("to-fewer", prefill={"tensor-parallel-size": 2}, lease=30)
 # In tokens, which all releases understand; newer ones also take blocks_per_chunk.
 CHUNKS = Layout("chunks", offload={"block_size": 2 * BLOCK})
+
+ONE_PROCESS = Layout("one-process")
+
+
+def shaped(*layouts: Layout) -> pytest.MarkDecorator:
+    """The shapes that a test runs in."""
+    names = [layout.name for layout in layouts]
+    return pytest.mark.parametrize("layout", layouts, ids=names, indirect=True, scope="module")
 
 
 def model_of(layout: Layout, python: Path, *, log: Path) -> tuple[Path, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from late_read import late_read
-from layouts import BLOCK, CHUNKS, GROUPS, ONE_GROUP, TO_FEWER, TO_MORE, Layout
+from layouts import BLOCK, CHUNKS, GROUPS, ONE_GROUP, TO_FEWER, TO_MORE, Layout, shaped
 from pair import OTHERS, Pair
 from planting_spec import NO_LEASE_GUARD, PLANT
 
@@ -16,11 +16,6 @@ pytestmark = pytest.mark.shapes
 
 WINDOW_BLOCKS = 3  # that a window of two blocks reaches into
 FIRST_ROUND = range(12)
-
-
-def shaped(*layouts: Layout) -> pytest.MarkDecorator:
-    names = [layout.name for layout in layouts]
-    return pytest.mark.parametrize("layout", layouts, ids=names, indirect=True, scope="module")
 
 
 every_shape = shaped(GROUPS, ONE_GROUP, TO_MORE, TO_FEWER, CHUNKS)
