@@ -11,6 +11,7 @@ So each worker gets cores of its own, and the connector puts it and NIXL's threa
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,29 +34,36 @@ def bindings(workers: Sequence[int], cores: Sequence[int]) -> list[dict[str, str
     """The variables of each engine that say which cores its workers use.
 
     The cores are dealt out evenly and in order. A worker's last core is for its main thread and
-    NIXL's, the others for computing; with one core it does all. Where they are too few, workers
-    share them.
+    NIXL's, the others for computing; with one core it does all. Where there are fewer cores than
+    workers, those of one engine share the engine's; with fewer cores than engines all share them.
 
     Args:
         workers: how many workers each engine has.
     """
-    each = len(cores) // sum(workers)
-    variables, taken = [], 0
-    for count in workers:
-        own = [
-            tuple(cores[index * each : (index + 1) * each])
-            if each
-            else (cores[index % len(cores)],)
-            for index in range(taken, taken + count)
+    return [
+        {
+            "VLLM_CPU_OMP_THREADS_BIND": "|".join(_written(one[:-1] or one) for one in own),
+            TRANSFER_CORES: "|".join(str(one[-1]) for one in own),
+        }
+        for own in _dealt(workers, cores)
+    ]
+
+
+def _dealt(workers: Sequence[int], cores: Sequence[int]) -> list[list[Sequence[int]]]:
+    """The cores of each worker of each engine."""
+    if each := len(cores) // sum(workers):
+        firsts = iter(range(0, len(cores), each))
+        return [
+            [cores[first : first + each] for first in itertools.islice(firsts, count)]
+            for count in workers
         ]
-        taken += count
-        variables.append(
-            {
-                "VLLM_CPU_OMP_THREADS_BIND": "|".join(_written(one[:-1] or one) for one in own),
-                TRANSFER_CORES: "|".join(str(one[-1] if each else cores[-1]) for one in own),
-            }
-        )
-    return variables
+    if engine := len(cores) // len(workers):
+        return [
+            [(cores[index * engine + rank % engine],) for rank in range(count)]
+            for index, count in enumerate(workers)
+        ]
+    every = itertools.cycle(cores)
+    return [[(next(every),) for _ in range(count)] for count in workers]
 
 
 def _written(cores: Sequence[int]) -> str:
