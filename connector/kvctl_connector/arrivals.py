@@ -10,6 +10,8 @@ import time
 from collections import OrderedDict
 from typing import Any
 
+from vllm import envs
+
 from . import semconv
 from .config import ConfigError, Options
 from .guard import guarded, logger
@@ -157,14 +159,7 @@ def _offers(options: Options, child_configs: list[Any]) -> Offers:
             "write the same random line of 16 characters or more into a file of mode 0600 for "
             "prefill and decode"
         )
-    lease = next(
-        (
-            int(extra["kv_lease_duration"])
-            for config in child_configs
-            if "kv_lease_duration" in (extra := config.kv_connector_extra_config or {})
-        ),
-        DEFAULT_LEASE,
-    )
+    lease = _lease(child_configs)
     return Offers(
         keys,
         required=options.offers == "signed",
@@ -173,3 +168,19 @@ def _offers(options: Options, child_configs: list[Any]) -> Offers:
         # What a heartbeat adds (NIXL/base_worker.py 0.32.0:532, whole seconds).
         extension=lease * 2 // 3 * 1000,
     )
+
+
+def _lease(child_configs: list[Any]) -> int:
+    """Seconds for which prefill keeps blocks for their reader.
+
+    vLLM 0.20.2 has no option for it, but one time for all (envs.py), and no heartbeats that
+    would extend it.
+    """
+    fixed = getattr(envs, "VLLM_NIXL_ABORT_REQUEST_TIMEOUT", None)
+    if fixed is not None:
+        return int(fixed)
+    for config in child_configs:
+        extra = config.kv_connector_extra_config or {}
+        if "kv_lease_duration" in extra:
+            return int(extra["kv_lease_duration"])
+    return DEFAULT_LEASE

@@ -218,8 +218,10 @@ class MultiConnector(Forwarding):
         if scheduler_output.scheduled_new_reqs:
             half.scheduled(scheduler_output.scheduled_new_reqs)
         for child in meta.metadata:
-            if jobs := getattr(child, "store_jobs", None):
-                half.announced(jobs)
+            # By job from vLLM 0.22.1 on, by request in 0.20.2.
+            for stores in ("store_jobs", "reqs_to_store"):
+                if announced := getattr(child, stores, None):
+                    half.announced(announced)
         leases = half.arrivals.take_leases()
         given_up, saves = half.give_up_overdue(), self._take_saves()
         if self._new_loads or leases or given_up or saves:
@@ -248,6 +250,13 @@ class MultiConnector(Forwarding):
             half.completed(worker_meta.facts, received or (), worker_meta.strays, worker_meta.ended)
         elif received:
             half.completed((), received, 0, ())
+
+    def request_finished(self, request: Any, blocks: list[int]) -> Any:
+        # On vLLM 0.20.2 a request that is aborted before it was queried comes here first, and NIXL
+        # tells prefill, wherever its offer points.
+        if self._scheduler_half is not None:
+            self._scheduler_half.arrived(request)
+        return super().request_finished(request, blocks)
 
     def _aggregate_request_finished(self, request: Any, per_connector_fn: Any) -> Any:
         held, params = super()._aggregate_request_finished(request, per_connector_fn)

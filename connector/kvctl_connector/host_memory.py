@@ -5,6 +5,9 @@ v1/kv_offload/cpu/spec.py 0.32.0). This spec keeps upstream's manager, so lookup
 capacity are the real ones, and copies between the KV cache and host buffers in a thread of its
 own. Configured on the OffloadingConnector child: ``"spec_name": "HostMemorySpec",
 "spec_module_path": "kvctl_connector.host_memory"``.
+
+What vLLM asks a spec for differs: one worker for both directions from 0.26.0 on, a handler for
+each direction before (host_handlers.py). Both copy in the same way, here.
 """
 
 from __future__ import annotations
@@ -18,20 +21,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
+try:
+    from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
+except ImportError:  # up to vLLM 0.24.0
+    from vllm.v1.kv_offload.worker.worker import TransferResult
 
-class HostMemorySpec(CPUOffloadingSpec):
-    """Upstream's CPU offloading spec, with a worker that runs without an accelerator."""
-
-    _worker: OffloadingWorker | None
-
-    def get_worker(self, kv_caches: Any) -> OffloadingWorker:
-        """The worker that copies; one per process."""
-        if self._worker is None:
-            self._worker = HostMemoryWorker(kv_caches, self.num_chunks, self.blocks_per_chunk)
-        return self._worker
+    OffloadingWorker = object
 
 
 @dataclass(frozen=True)
@@ -181,3 +178,25 @@ def _runs(blocks: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, int, int]
     starts = [0, *breaks.tolist(), len(blocks)]
     for start, end in itertools.pairwise(starts):
         yield int(blocks[start]), int(rows[start]), end - start
+
+
+class HostMemorySpec(CPUOffloadingSpec):
+    """Upstream's CPU offloading spec, with a worker that runs without an accelerator."""
+
+    worker_class = HostMemoryWorker
+    _worker: HostMemoryWorker | None = None
+
+    def get_worker(self, kv_caches: Any) -> HostMemoryWorker:
+        """The worker that copies; one per process."""
+        if self._worker is None:
+            # Chunks are called blocks up to 0.28.0, and their size a factor up to 0.24.0.
+            chunks = self.num_chunks if hasattr(self, "num_chunks") else self.num_blocks
+            size = getattr(self, "blocks_per_chunk", None) or self.block_size_factor
+            self._worker = self.worker_class(kv_caches, chunks, size)
+        return self._worker
+
+    def get_handlers(self, kv_caches: Any) -> Iterator[tuple[type, type, Any]]:
+        """The same as two handlers, each with the kinds of its source and its destination."""
+        from .host_handlers import handlers
+
+        return handlers(self.get_worker(kv_caches))

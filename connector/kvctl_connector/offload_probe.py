@@ -1,9 +1,10 @@
 """Watches every store and load of one worker's OffloadingConnector.
 
 ``connector_worker.worker`` is the engine of the copies: ``submit_store`` and ``submit_load``
-start one job each, ``get_finished`` returns the jobs that ended, with bytes and the time of the
-copy itself (vllm/v1/kv_offload/base.py, from 0.26.0 on). It exists once the caches are
-registered, so the probe is installed after that.
+start one job each (vllm/v1/kv_offload/base.py, from 0.26.0 on), ``transfer_async`` either kind
+(v1/kv_offload/worker/worker.py, up to 0.24.0). ``get_finished`` returns the jobs that ended, with
+bytes and the time of the copy itself. It exists once the caches are registered, so the probe is
+installed after that.
 """
 
 from __future__ import annotations
@@ -46,20 +47,23 @@ class OffloadProbe:
     def install(self, connector_worker: Any) -> None:
         """Puts the probe in front of the worker that copies; call it after register_kv_caches."""
         worker: Any = getattr(connector_worker, "worker", None)
-        if not callable(getattr(worker, "submit_store", None)):
+        if callable(getattr(worker, "submit_store", None)):
+            starts = {
+                "submit_store": self._watch_submit(worker.submit_store, "store"),
+                "submit_load": self._watch_submit(worker.submit_load, "load"),
+            }
+        elif callable(getattr(worker, "transfer_async", None)):
+            # Up to 0.20.2 the worker numbers the jobs itself, so it also knows whose they are.
+            owners = getattr(connector_worker, "_jobs", {})
+            starts = {"transfer_async": self._watch_transfer(worker.transfer_async, owners)}
+        else:
             self.missing.append("offload_worker")
             return
         spec = getattr(connector_worker, "spec", None)
         if getattr(spec, "replicated_layout", False):
             self.ranks = 1  # one rank writes and reads for all (OFF/worker.py 0.32.0:50)
-        connector_worker.worker = Proxy(
-            worker,
-            {
-                "submit_store": self._watch_submit(worker.submit_store, "store"),
-                "submit_load": self._watch_submit(worker.submit_load, "load"),
-                "get_finished": self._watch_finished(worker.get_finished),
-            },
-        )
+        finished = self._watch_finished(worker.get_finished)
+        connector_worker.worker = Proxy(worker, {**starts, "get_finished": finished})
 
     @guarded
     def announce(self, jobs: Mapping[int, Any]) -> None:
@@ -73,6 +77,20 @@ class OffloadProbe:
             return original(job_id, *args, **kwargs)
 
         return submit
+
+    def _watch_transfer(self, original: Any, owners: Mapping[int, tuple[str, bool]]) -> Any:
+        @guarded
+        def note(job_id: int, spec: Any) -> None:
+            direction = "store" if spec[0].medium() == "GPU" else "load"
+            self._jobs[job_id] = _Job(direction, time.time_ns())
+            if job_id in owners:
+                self._requests[job_id] = owners[job_id][0]
+
+        def transfer_async(job_id: int, spec: Any) -> Any:
+            note(job_id, spec)
+            return original(job_id, spec)
+
+        return transfer_async
 
     def _watch_finished(self, original: Any) -> Any:
         @guarded

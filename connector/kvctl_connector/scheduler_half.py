@@ -138,9 +138,9 @@ class SchedulerHalf:
             self.recorder.add(semconv.PROMPT_TOKENS, computed, "computed")
 
     @guarded
-    def announced(self, store_jobs: Iterable[int]) -> None:
-        """Store jobs that the workers are about to be given."""
-        self.transfers.announced(store_jobs)
+    def announced(self, stores: Iterable[int | str]) -> None:
+        """Stores that the workers are about to be given, as `Transfers.announced` wants them."""
+        self.transfers.announced(stores)
 
     def give_up_overdue(self) -> dict[str, GivenUp]:
         """Loads that the workers are to give up, by request. Not guarded: blocks depend on it."""

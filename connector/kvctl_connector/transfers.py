@@ -28,7 +28,7 @@ class Transfers:
         self._host_tier = host_tier
         self._joiner = Joiner()
         self._sends: OrderedDict[str, int] = OrderedDict()
-        self._stores: set[int] = set()
+        self._stores: set[int | str] = set()
         self.speeds = Speeds()
 
     @property
@@ -36,9 +36,12 @@ class Transfers:
         """Transfers of which a rank never told its share."""
         return self._joiner.dropped
 
-    def announced(self, store_jobs: Iterable[int]) -> None:
-        """Store jobs that the workers are about to be given."""
-        self._stores.update(store_jobs)
+    def announced(self, stores: Iterable[int | str]) -> None:
+        """Stores that the workers are about to be given, by the job's number.
+
+        vLLM 0.20.2 numbers them in the workers only: there by request.
+        """
+        self._stores.update(stores)
         self._recorder.set(semconv.TRANSFER_INFLIGHT, len(self._stores), "host", "store")
 
     def offered(self, request: str) -> None:
@@ -79,7 +82,7 @@ class Transfers:
                 fact.tier, fact.direction, fact.phase, fact.reason, peer,
             )  # fmt: skip
         if fact.direction == "store":
-            self._stores.discard(int(fact.key))
+            self._stores -= {int(fact.key), fact.request}
             recorder.set(semconv.TRANSFER_INFLIGHT, len(self._stores), "host", "store")
         if fact.tier == "host" and self._host_tier is not None:
             recorder.set(semconv.TIER_USED, self._host_tier.used, "host")

@@ -6,41 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from vllm.v1.kv_offload.base import (
-    CanonicalKVCacheRef,
-    CanonicalKVCaches,
-    CanonicalKVCacheTensor,
-    GPULoadStoreSpec,
-)
-from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+from host_caches import PAGE, CPULoadStoreSpec, device, make_caches, pages
 
 from kvctl_connector.host_memory import HostMemoryWorker
-
-PAGE = 8  # bytes
-DEADLINE = 5.0  # seconds
-
-
-def make_caches(*, tensors: int = 2, blocks: int = 16, groups: list[list[int]]) -> Any:
-    """Block b of tensor t is filled with 16 t + b, so that every page is told apart."""
-    return CanonicalKVCaches(
-        tensors=[
-            CanonicalKVCacheTensor(
-                torch.arange(blocks, dtype=torch.int8).add(16 * t).repeat_interleave(PAGE).view(
-                    blocks, PAGE
-                ),
-                PAGE,
-            )
-            for t in range(tensors)
-        ],
-        group_data_refs=[[CanonicalKVCacheRef(t, PAGE) for t in group] for group in groups],
-    )  # fmt: skip
-
-
-def pages(caches: Any, tensor: int, blocks: list[int]) -> list[int]:
-    found = caches.tensors[tensor].tensor.numpy()[blocks]
-    assert (found == found[:, :1]).all(), "a page is torn"
-    return found[:, 0].tolist()
 
 
 @pytest.fixture
@@ -54,13 +22,6 @@ def make_worker() -> Iterator[Any]:
     yield make
     for worker in workers:
         worker.shutdown()
-
-
-def device(
-    blocks: list[int], sizes: list[int] | None = None, first: list[int] | None = None
-) -> Any:
-    sizes = sizes or [len(blocks)]
-    return GPULoadStoreSpec(blocks, group_sizes=sizes, block_indices=first or [0] * len(sizes))
 
 
 def run(worker: HostMemoryWorker, job: int) -> Any:

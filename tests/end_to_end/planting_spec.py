@@ -71,7 +71,4 @@ def _rows(chunk: int, size: int) -> slice:
 
 
 class PlantingHostSpec(HostMemorySpec):
-    def get_worker(self, kv_caches: Any) -> Any:
-        if self._worker is None:
-            self._worker = PlantingHostWorker(kv_caches, self.num_chunks, self.blocks_per_chunk)
-        return self._worker
+    worker_class = PlantingHostWorker

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from upstream_tests import unpack_tests, write_hub_cache
+from hub_cache import write_hub_cache
+from sdists import unpack
 
 from kvctl.demo.model import tiny_model
 
@@ -21,7 +22,8 @@ ONLY_UPSTREAMS = "test_multi_connector_overrides_all_base_methods"
 def place(tmp_path_factory: pytest.TempPathFactory, engine_python: Path) -> Path:
     """The tests, copied out, and what they need of a hub."""
     folder = tmp_path_factory.mktemp("upstream")
-    unpack_tests(folder)
+    # Without the sources beside them: `vllm` is to be the installed package.
+    unpack("0.32.0", "tests", folder)
     write_hub_cache(folder / "home", tiny_model(engine_python, log=folder / "model.log"))
     return folder
 

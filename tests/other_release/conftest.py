@@ -1,0 +1,101 @@
+"""One pair of engines of another release; ``make test-vllm VERSION=…`` says which.
+
+Without ``KVCTL_TEST_RELEASE`` nothing here is collected: each release takes minutes, and an
+environment of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import planting_spec
+import pytest
+import yaml
+from pair import START, STOP, Pair, free_block
+from planting_spec import FOLDER
+from releases import LEASE, RELEASES
+
+from kvctl.demo.model import SERVED_NAME, tiny_model
+from kvctl.demo.prompts import make_prompts
+from kvctl.demo.reference import Question, pins_of, reference_answers
+from kvctl.demo.setting import setting_for
+
+RELEASE = "KVCTL_TEST_RELEASE"
+ENVIRONMENT = "KVCTL_TEST_RELEASE_PYTHON"  # one that has it already
+PROMPTS = 24  # the demo's, so that their reference answers are in the cache
+
+collect_ignore_glob = [] if os.environ.get(RELEASE) else ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """State and runtime folders of this run's own, for every kvctl that it starts."""
+    folder = tmp_path_factory.mktemp("kvctl")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("KVCTL_STATE_DIR", str(folder / "state"))
+    patch.setenv("KVCTL_RUNTIME_DIR", str(folder / "run"))
+    yield folder
+    patch.undo()
+
+
+@pytest.fixture(scope="session")
+def pair(places: Path, engine_python: Path) -> Iterator[Pair]:
+    """Prefill, decode and router, ready. The reference is a plain engine of the pinned release."""
+    release = RELEASES[os.environ[RELEASE]]
+    setting = setting_for("cpu", gpus=())
+    model = tiny_model(engine_python, log=places / "model.log")
+    prompts = make_prompts(PROMPTS)
+    question = Question(
+        prompts, setting.reference_arguments(), setting.reference_env(), "cpu",
+        pins_of(engine_python),
+    )  # fmt: skip
+    references = reference_answers(
+        question, model=model, python=engine_python, log=places / "reference.log"
+    )
+    flags = places / "flags"
+    flags.mkdir()
+    with tempfile.TemporaryDirectory(prefix="kvctl-release-") as folder:
+        if existing := os.environ.get(ENVIRONMENT):
+            python, path = Path(existing), []
+        else:
+            python, path = release.make(Path(folder))
+        content = {
+            "version": 1,
+            "name": "e2e",
+            "model": str(model),
+            "engine": {"python": str(python)},
+            "args": dict(setting.args),
+            "env": {
+                **setting.env,
+                **release.env,
+                "PYTHONPATH": os.pathsep.join(
+                    map(str, [*path, Path(planting_spec.__file__).parent])
+                ),
+                FOLDER: str(flags),
+            },
+            "transfer": {"kv_lease_duration": f"{LEASE}s", "composed_hits": "always"},
+            "offload": {
+                "host": 2 * setting.host_bytes,
+                "extra": {"spec_name": "PlantingHostSpec", "spec_module_path": "planting_spec"},
+            },
+            "instances": {"prefill": {"role": "prefill"}, "decode": {"role": "decode"}},
+            "ports": {"base": free_block()},
+            "start_timeout": f"{START:.0f}s",
+            "stop_timeout": f"{STOP:.0f}s",
+        }
+        file = places / "e2e.yaml"
+        file.write_text(yaml.safe_dump(content, sort_keys=False))
+        tool = Path(sys.executable).with_name("kvctl")
+        running = Pair(tool, file, "", SERVED_NAME, prompts, references, flags)
+        launched = running.run("launch", "-d", str(file), timeout=START + STOP)
+        assert launched.returncode == 0, launched.stdout + launched.stderr
+        running.url = running.record("router")["url"]
+        running.prefill_url = running.record("prefill-0")["url"]
+        running.decode_url = running.record("decode-0")["url"]
+        yield running
+        stopped = running.run("stop", "-p", "e2e", timeout=3 * STOP)
+        assert stopped.returncode == 0, stopped.stdout + stopped.stderr
