@@ -354,6 +354,43 @@ def test_ranks_are_aggregated_whatever_each_had_to_say() -> None:
         assert (joined.facts, joined.strays) == ([FACT], 2)
 
 
+def test_a_release_that_has_only_request_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM 0.20.2: the offer is judged before NIXL may act on it, and what it returns is signed."""
+    told: list[str] = []
+
+    def answer(self: Any, request: Any, blocks: list[int]) -> tuple[bool, dict[str, Any]]:
+        told.extend(call[0] for call in self._scheduler_half.calls)
+        return True, {"do_remote_prefill": True}
+
+    monkeypatch.delattr(multi_connector.MultiConnector, "_aggregate_request_finished")
+    monkeypatch.setattr(multi_connector.MultiConnector, "request_finished", answer)
+    made, request = make_connector(), make_request()
+
+    assert made.request_finished(request, [1]) == (True, {"do_remote_prefill": True})
+
+    assert told == ["arrived"]
+    assert made._scheduler_half.calls[1:] == [
+        ("offer", request, {"do_remote_prefill": True}), ("finished", "r", True),
+    ]  # fmt: skip
+
+
+def test_a_release_that_names_stores_by_request() -> None:
+    """vLLM 0.20.2 numbers its jobs in the workers only."""
+    made = make_connector()
+    for child in made._connectors:
+        child.build_connector_meta = lambda _: SimpleNamespace(reqs_to_store={"r": ()})
+    step(made)
+    assert made._scheduler_half.calls.count(("announced", {"r": ()})) == 2
+
+
+def test_a_pool_is_bound_to_the_children_that_want_it() -> None:
+    """vLLM 0.20.2's own class has no such method."""
+    made, bound = make_connector(), []
+    made._connectors[1].bind_gpu_block_pool = bound.append
+    made.bind_gpu_block_pool("pool")
+    assert bound == ["pool"]
+
+
 def test_events_are_a_list_so_that_none_is_false() -> None:
     made = make_connector()
     assert made.take_events() == []

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from kvctl_connector import arrivals
 from kvctl_connector.config import ConfigError, Options
 from kvctl_connector.facts import Fact
+from kvctl_connector.recorder import Recorder
 from kvctl_connector.scheduler_half import SchedulerHalf
 from kvctl_connector.tier_choice import Choice, Offer
 from kvctl_connector.wire import Choice as ChoiceItem
@@ -152,6 +154,31 @@ def test_stores_are_in_flight_until_their_job_ends(half: SchedulerHalf) -> None:
     assert found["transfer.inflight", "host", "store"] == 1
     assert found["transfer.bytes", "host", "store", "ok"] == 1000
     assert found["tier.used", "host"] == 300
+
+
+def test_stores_that_are_known_by_request_alone(half: SchedulerHalf) -> None:
+    """As on vLLM 0.20.2."""
+    half.announced(["a", "b"])
+    stored = make_fact(tier="host", direction="store", key="0", request="a", peer="")
+    half.completed([stored], (), 0)
+    assert values(half)["transfer.inflight", "host", "store"] == 1
+
+
+@pytest.mark.parametrize(
+    ("fixed", "extra", "seconds"),
+    [({"VLLM_NIXL_ABORT_REQUEST_TIMEOUT": 7}, {"kv_lease_duration": 5}, 7),
+     ({}, {"kv_lease_duration": 5}, 5), ({}, None, 30)],
+    ids=["one for all offers, vLLM 0.20.2", "as configured", "vLLM's own"],
+)  # fmt: skip
+def test_how_long_prefill_keeps_blocks(
+    monkeypatch: pytest.MonkeyPatch, fixed: Any, extra: Any, seconds: int
+) -> None:
+    monkeypatch.setattr(arrivals, "envs", SimpleNamespace(**fixed))
+    config = SimpleNamespace(kv_connector_extra_config=extra)
+    made = arrivals.Arrivals(Options(), [config], Recorder())
+    params = {"do_remote_prefill": True}
+    made.offer(make_request("r", {}), params)
+    assert params["kvctl_lease"][1] == seconds * 1000
 
 
 def test_an_offer_that_was_read_and_one_whose_lease_ran_out(half: SchedulerHalf) -> None:
