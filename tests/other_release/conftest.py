@@ -31,6 +31,12 @@ PROMPTS = 24  # the demo's, so that their reference answers are in the cache
 collect_ignore_glob = [] if os.environ.get(RELEASE) else ["test_*.py"]
 
 
+def pytest_report_header() -> str:
+    """What runs, by its right name."""
+    chosen = os.environ.get(RELEASE, "")
+    return f"engines: {RELEASES[chosen].name}" if chosen else ""
+
+
 @pytest.fixture(scope="session")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """State and runtime folders of this run's own, for every kvctl that it starts."""

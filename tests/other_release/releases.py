@@ -21,7 +21,7 @@ class Release:
     """One release, as it can be had on this platform.
 
     Attributes:
-        name: what it is called in what the tests say: whose Python over whose kernels.
+        name: what runs: whose Python on whose kernels.
         make: installs it into a folder; returns its Python and what goes on its ``PYTHONPATH``.
         env: further variables of its engines.
     """
@@ -73,7 +73,16 @@ def _run(*command: str | Path) -> None:
 
 
 RELEASES = {
-    # It has no option for the lease: one time for all offers, 480 s unless this says otherwise.
-    "0.20.2": Release("vLLM 0.20.2", _own_wheels, {"VLLM_NIXL_ABORT_REQUEST_TIMEOUT": str(LEASE)}),
+    "0.20.2": Release(
+        "vLLM 0.20.2",
+        _own_wheels,
+        {
+            # It has no option for the lease: one time for all offers, 480 s if this does not say.
+            "VLLM_NIXL_ABORT_REQUEST_TIMEOUT": str(LEASE),
+            # The UCX of NIXL 0.10.1 does not come up on the loopback device alone, which kvctl
+            # would give it ("tcp/lo - no route to …", NIXL_ERR_BACKEND).
+            "UCX_NET_DEVICES": "all",
+        },
+    ),
     "0.33.0": Release("vLLM 0.33.0's Python on 0.32.0's kernels", _python_over_installed_kernels),
 }
