@@ -194,7 +194,7 @@ class MultiConnector(Forwarding):
     ) -> dict[Any, int]:
         name, loads = self._last_loads  # asked right after the blocks were allocated
         if name != request.request_id or len(loads) < 2:
-            return dict(super().get_external_cache_hit_sources(request, num_external_tokens))
+            return super().get_external_cache_hit_sources(request, num_external_tokens)
         sources: Counter[Any] = Counter()
         for index, (tokens, _) in loads.items():
             child = self._connectors[index]

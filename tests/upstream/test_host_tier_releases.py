@@ -9,7 +9,7 @@ import pytest
 from sdists import search_path
 
 TESTS = Path(__file__).parents[1] / "connector"
-TIMEOUT = 180  # seconds
+TIMEOUT = 300  # seconds
 RUN = """
 import sys, pytest, vllm
 assert vllm.__file__.startswith(sys.argv[1]), vllm.__file__
