@@ -38,7 +38,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
     running = getattr(item, "funcargs", {}).get("pair")
-    if report.failed and running is not None:
+    if report.failed and hasattr(running, "print_stacks"):
         running.print_stacks()
 
 

@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import multi_connector as upstream
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
+from . import store_fence
 from .guard import guarded, logger
 from .saves import OwnReports, SaveMap, saves_by_name
 from .slots import ChildEvents, ChildHandshakes
@@ -145,6 +146,7 @@ class Forwarding(upstream.MultiConnector):
         params: dict[str, Any] | None = None
         for index, child in enumerate(self._connectors):
             saves, own = per_connector_fn(child)
+            store_fence.never_ran(child, request.request_id)
             if saves:
                 savers.add(index)
             if own is not None:

@@ -39,3 +39,18 @@ def fenced(child: Any) -> bool:
         hasattr(scheduler, "_block_id_to_pending_jobs")
         and hasattr(scheduler, "_current_batch_jobs_to_flush")
     )
+
+
+def never_ran(child: Any, request: str) -> None:
+    """Has an offload child store nothing of a request that has ended before it ran.
+
+    vLLM 0.26.0 looks for the blocks of its whole prompt, finds that it never had any, and ends
+    the engine (offloading/scheduler.py 0.26.0:975, _build_store_jobs). To be called when the
+    child has been told that the request ended.
+    """
+    requests = getattr(getattr(child, "connector_scheduler", None), "_req_status", None)
+    status = requests.get(request) if isinstance(requests, dict) else None
+    for group in getattr(status, "group_states", ()):
+        # 0.24.0 and 0.28.0 to 0.33.0 have the same fields, and nothing to store either.
+        if getattr(group, "block_ids", None) == [] and hasattr(group, "next_stored_chunk_idx"):
+            group.next_stored_chunk_idx = max(group.next_stored_chunk_idx, len(group.offload_keys))

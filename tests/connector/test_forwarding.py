@@ -31,7 +31,7 @@ from kvctl_connector import guard
 from kvctl_connector.connector import MultiConnector
 from kvctl_connector.forwarding import PromMetrics, registered
 
-REQUEST = SimpleNamespace(request_id="r")
+REQUEST = SimpleNamespace(request_id="r", kv_transfer_params=None)
 TWO = ("FakeConnector", "FakePpAwareConnector")
 
 

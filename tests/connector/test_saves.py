@@ -13,7 +13,7 @@ from kvctl_connector import saves
 from kvctl_connector.connector import Metadata, WorkerMetadata
 from kvctl_connector.saves import OwnReports, SaveMap
 
-REQUEST = SimpleNamespace(request_id="r")
+REQUEST = SimpleNamespace(request_id="r", kv_transfer_params=None)
 
 
 def end(scheduler: Any) -> Metadata:

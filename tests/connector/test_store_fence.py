@@ -8,7 +8,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     OffloadingConnectorScheduler,
 )
 
-from kvctl_connector.store_fence import fence, fenced
+from kvctl_connector.store_fence import fence, fenced, never_ran
 
 
 def child(**attributes: Any) -> Any:
@@ -51,3 +51,19 @@ def test_a_child_that_cannot_be_told_is_known(attributes: dict[str, Any], known:
 def test_the_installed_offload_connector_can_be_told() -> None:
     made = OffloadingConnectorScheduler.__init__.__code__.co_names
     assert fenced(child(**dict.fromkeys(made)))
+
+
+def test_a_request_that_never_ran_has_nothing_to_store() -> None:
+    """D22: its keys are known, its blocks are not, and 0.26.0 asserts that both are."""
+    never, ran = (
+        SimpleNamespace(block_ids=blocks, offload_keys=["a", "b"], next_stored_chunk_idx=0)
+        for blocks in ([], [1, 2])
+    )
+    known = {
+        name: SimpleNamespace(group_states=(group,)) for name, group in (("n", never), ("r", ran))
+    }
+    child = SimpleNamespace(connector_scheduler=SimpleNamespace(_req_status=known))
+    for request in ("n", "r", "stranger"):
+        never_ran(child, request)
+    assert (never.next_stored_chunk_idx, ran.next_stored_chunk_idx) == (2, 0)
+    never_ran(SimpleNamespace(), "n")

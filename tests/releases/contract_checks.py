@@ -44,7 +44,7 @@ HOST = {
     },
 }
 # Releases that our host tier does not run on yet have NIXL alone; see test_overlay.py.
-CHILDREN = [NIXL] if os.environ.get("KVCTL_CHECKS_WITHOUT") == "host" else [NIXL, HOST]
+CHILDREN = [NIXL, HOST]
 
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 numbers = itertools.count()
@@ -230,11 +230,6 @@ def test_a_late_pull_is_not_decoded_from(prefill: Engine, decode: Engine) -> Non
     assert decode.value("transfer.failures", "recv", "lease_expired") == 1
 
 
-@pytest.mark.xfail(
-    vllm.__version__ == "0.26.0" and len(CHILDREN) == 2,
-    strict=True,
-    reason="0.26.0's offload child asserts on a request that ended before it ran: the engine dies",
-)
 def test_an_aborted_pull_frees_the_blocks_of_both_sides(prefill: Engine, decode: Engine) -> None:
     prompt = make_prompt()
     params = offer(prefill, prompt)
@@ -331,7 +326,6 @@ def test_switched_off_it_is_stock(make: Callable[..., Engine]) -> None:
 # The host tier
 
 
-@pytest.mark.host_tier
 def test_what_left_the_cache_is_loaded_from_the_host(make: Callable[..., Engine]) -> None:
     engine = make("alone")
     prompt = make_prompt()
@@ -352,7 +346,6 @@ def test_what_left_the_cache_is_loaded_from_the_host(make: Callable[..., Engine]
     assert engine.value("request.waiting") == 0
 
 
-@pytest.mark.host_tier
 def test_the_offload_child_hears_which_blocks_a_pull_will_write(
     prefill: Engine, decode: Engine
 ) -> None:
