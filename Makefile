@@ -9,7 +9,7 @@ SETUP = @$(PYTHON) -c 'import sys; sys.exit(sys.version_info[0] < 3)' 2>/dev/nul
 # Those that test-vllm knows.
 RELEASES = $(shell sed -n 's/^    "\([0-9.]*\)": Rel.*/\1/p' tests/other_release/releases.py)
 
-.PHONY: help demo test test-e2e test-vllm lint setup clean
+.PHONY: help demo test test-e2e test-soak test-vllm lint setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -27,6 +27,10 @@ test: ## lint, unit tests, and one pair of real engines; ARGS goes to pytest
 test-e2e: ## pairs of other shapes, one after the other: KV groups, tensor parallel, chunks; ARGS goes to pytest
 	$(SETUP) engine tool router dev
 	@.venv/bin/python -m pytest -m 'shapes or last' $(ARGS)
+
+test-soak: ## two thousand requests in a row: no block, file or memory that is not given back; ARGS goes to pytest
+	$(SETUP) engine tool router dev
+	@.venv/bin/python -m pytest -m 'soak or last' $(ARGS)
 
 test-vllm: ## a real pair on another vLLM release, in an environment made for it: VERSION=0.33.0; ARGS goes to pytest
 	@[ -n "$(filter $(VERSION),$(RELEASES))" ] || { \

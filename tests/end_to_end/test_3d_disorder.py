@@ -3,8 +3,6 @@
 import contextlib
 import http.client
 import json
-import os
-import signal
 import threading
 import urllib.parse
 import urllib.request
@@ -13,7 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from pair import Pair, session_of, wait_for
+from disorder import nothing_is_left, stopped
+from pair import Pair, wait_for
 from planting_spec import SLOW_COPIES
 
 from kvctl.demo.compare import Comparison
@@ -31,19 +30,6 @@ def long(pair: Pair) -> list[int]:
 
 
 @contextmanager
-def stopped(pair: Pair, name: str) -> Iterator[None]:
-    """An engine whose processes all stand still."""
-    pids = session_of(pair.record(name)["pid"])
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-
-
-@contextmanager
 def asked(pair: Pair, prompt: int, offer: Any, *, tokens: int = 8) -> Iterator[None]:
     """A client that asks decode, and hangs up at the end of the block."""
     body = pair.body(pair.prompts[prompt], offer, max_tokens=tokens)
@@ -53,21 +39,6 @@ def asked(pair: Pair, prompt: int, offer: Any, *, tokens: int = 8) -> Iterator[N
         headers = {"Content-Type": "application/json"}
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
         yield
-
-
-def nothing_is_left(pair: Pair) -> None:
-    """No transfer in flight, no request waiting, no block held: on either side."""
-
-    def quiet() -> bool:
-        seen = [pair.seen(name) for name in ("prefill-0", "decode-0")]
-        return not any(
-            any(each.inflight for each in one.transfers)
-            or any(one.waiting.values())
-            or any(one.held.values())
-            for one in seen
-        )
-
-    wait_for(quiet, "something is left behind", 60)
 
 
 def test_a_client_that_hangs_up_before_the_pull(pair: Pair, long: list[int]) -> None:

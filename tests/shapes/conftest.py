@@ -9,17 +9,17 @@ from pathlib import Path
 import planting_spec
 import pytest
 import yaml
-from layouts import Known, Layout, model_of
+from layouts import BLOCK, Known, Layout, model_of
+from mixed import branching_prompts
 from pair import START, STOP, Pair, free_block
 from planting_spec import FOLDER
 
 from kvctl.demo.model import SERVED_NAME
-from kvctl.demo.prompts import make_prompts
+from kvctl.demo.prompts import LONGEST, make_prompts
 from kvctl.demo.reference import Question, pins_of, reference_answers
 from kvctl.demo.setting import setting_for
 
 PROMPTS = 24
-HOST_BYTES = 400_000_000  # of both engines together: all that these tests store
 
 
 @pytest.hookimpl(trylast=True)
@@ -55,6 +55,8 @@ def known(layout: Layout, places: Path, engine_python: Path) -> Known:
     setting = setting_for("cpu", gpus=())
     model, made_from = model_of(layout, engine_python, log=places / "model.log")
     prompts = make_prompts(PROMPTS)
+    if layout.branching:
+        prompts = branching_prompts(layout.branching, BLOCK, LONGEST)
     question = Question(
         prompts,
         {**setting.reference_arguments(), "num_gpu_blocks_override": layout.device_blocks},
@@ -90,9 +92,12 @@ def pair(layout: Layout, known: Known, places: Path, engine_python: Path) -> Ite
             FOLDER: str(flags),
             "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
         },
-        "transfer": {"kv_lease_duration": f"{layout.lease}s"},
+        "transfer": {
+            "kv_lease_duration": f"{layout.lease}s",
+            "composed_hits": layout.composed,
+        },
         "offload": {
-            "host": HOST_BYTES,
+            "host": layout.host_bytes,
             "extra": {
                 "spec_name": "PlantingHostSpec",
                 "spec_module_path": "planting_spec",
@@ -121,7 +126,7 @@ def pair(layout: Layout, known: Known, places: Path, engine_python: Path) -> Ite
         flags=flags,
         shared_memory_before=before,
         name=layout.name,
-        deadline=layout.lease + 10.0,
+        deadline=layout.lease + layout.patience,
     )
     with made.running() as ready:
         yield ready

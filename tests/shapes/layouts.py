@@ -40,7 +40,11 @@ class Layout:
         args: flags of both engines.
         prefill, decode: flags of one of them.
         offload: further settings of the host tier.
+        host_bytes: of both engines together; the default holds all that these tests store.
         lease: seconds.
+        patience: further seconds that a request has.
+        composed: when a load comes from two tiers.
+        branching: prompts that share beginnings, instead of the demo's.
     """
 
     name: str
@@ -52,7 +56,11 @@ class Layout:
     prefill: Mapping[str, Any] = field(default_factory=dict)
     decode: Mapping[str, Any] = field(default_factory=dict)
     offload: Mapping[str, Any] = field(default_factory=dict)
+    host_bytes: int = 400_000_000
     lease: int = int(LEASE)
+    patience: float = 10.0
+    composed: str = "never"
+    branching: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,10 @@ TO_FEWER = Layout("to-fewer", prefill={"tensor-parallel-size": 2}, lease=30)
 CHUNKS = Layout("chunks", offload={"block_size": 2 * BLOCK})
 
 ONE_PROCESS = Layout("one-process")
+
+# A host tier that has to evict, and prompts of which it holds the beginnings.
+MIXED = Layout("mixed", host_bytes=60_000_000, patience=80.0, composed="always", branching=48)
+PLAIN = Layout("plain", patience=30.0)
 
 
 def shaped(*layouts: Layout) -> pytest.MarkDecorator:
