@@ -25,6 +25,7 @@ from .config import ConfigError, Options
 from .forwarding import Forwarding
 from .guard import logger
 from .metadata import Metadata, WorkerMetadata
+from .offload_index import OffloadIndex
 from .scheduler_half import SchedulerHalf
 from .store_fence import fence
 from .threads import kept_together
@@ -74,6 +75,7 @@ class MultiConnector(Forwarding):
         self._choices: dict[str, Choice] = {}
         self._last_loads: tuple[str, dict[int, tuple[int, Any]]] = ("", {})
         self._new_loads: dict[str, tuple[int, ...]] = {}
+        self._indexes: dict[int, OffloadIndex] = {}
         if role is KVConnectorRole.SCHEDULER:
             start_checks.after_building(
                 transfer, self._connectors, self._ktc_kv_transfer_config, enforced=self._composes
@@ -92,6 +94,8 @@ class MultiConnector(Forwarding):
                 self._connectors,
                 self._ktc_kv_transfer_config,
             )
+            if self._composes:
+                self._guard_indexes()
         else:
             parallel = vllm_config.parallel_config
             self._worker_half = WorkerHalf(
@@ -101,6 +105,8 @@ class MultiConnector(Forwarding):
                 parallel.world_size,
                 options.clock_margin_ms,
                 observes=not self._composes,
+                by_block=not hasattr(upstream, "KVConnectorTransferResults")
+                or len(kv_cache_config.kv_cache_groups) == 1,
             )
 
     def shutdown(self) -> None:
@@ -109,6 +115,15 @@ class MultiConnector(Forwarding):
         super().shutdown()
 
     # Scheduler half
+
+    def _guard_indexes(self) -> None:
+        """From now on the offload children's indexes hear of failed jobs."""
+        half = self._scheduler_half
+        assert half is not None
+        for position, child in enumerate(self._connectors):
+            if (index := OffloadIndex.find(child)) is not None:
+                self._indexes[position] = index
+                half.missing(index.missing)
 
     def on_new_request(self, request: Any) -> None:
         # Before any child sees the offer: NIXL begins to send heartbeats to where it points.
@@ -238,11 +253,14 @@ class MultiConnector(Forwarding):
         return holds or bool(super().has_pending_push_work())
 
     def update_connector_output(self, connector_output: Any) -> None:
+        worker_meta = connector_output.kv_connector_worker_meta
+        for job in getattr(worker_meta, "failed", ()):
+            # Before upstream completes the job. It raises only to keep wrong blocks from being hit.
+            self._indexes[job.child].failed(job)
         super().update_connector_output(connector_output)
         half = self._scheduler_half
         if half is None:
             return
-        worker_meta = connector_output.kv_connector_worker_meta
         received = connector_output.finished_recving
         if isinstance(worker_meta, WorkerMetadata):
             if worker_meta.missing:
@@ -344,12 +362,12 @@ class MultiConnector(Forwarding):
         if half is None:
             return meta
         facts = half.take_facts()
-        missing, strays = half.take_missing(), half.take_strays()
+        missing, strays, failed = half.take_missing(), half.take_strays(), half.take_failed()
         ended, own_saves = half.completion.take_ended(), self._take_own_saves()
-        if meta is None and not (facts or missing or strays or ended or own_saves):
+        if meta is None and not (facts or missing or strays or ended or own_saves or failed):
             return None
         slots = meta.metadata if meta is not None else (None,) * len(self._connectors)
-        return WorkerMetadata(slots, facts, missing, strays, ended, own_saves)
+        return WorkerMetadata(slots, facts, missing, strays, ended, own_saves, failed)
 
 
 def _load_asynchronously(child: Any, request: str) -> None:

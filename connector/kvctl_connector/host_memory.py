@@ -12,6 +12,8 @@ each direction before (host_handlers.py). Both copy in the same way, here.
 
 from __future__ import annotations
 
+import errno
+import functools
 import itertools
 import threading
 import time
@@ -22,6 +24,8 @@ from typing import Any
 
 import numpy as np
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+
+from .offload_failures import Ended
 
 try:
     from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
@@ -35,6 +39,7 @@ except ImportError:  # up to vLLM 0.24.0
 class _Job:
     number: int
     copy: Callable[[], int]  # returns the bytes it moved
+    bytes: int  # that it has to move
 
 
 class HostMemoryWorker(OffloadingWorker):
@@ -67,7 +72,7 @@ class HostMemoryWorker(OffloadingWorker):
         self._blocks_per_chunk = blocks_per_chunk
         self._jobs: deque[_Job] = deque()
         self._unfinished: set[int] = set()
-        self._results: list[TransferResult] = []
+        self._results: list[TransferResult | Ended] = []
         self._changed = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="kvctl-host-memory", daemon=True)
@@ -76,14 +81,16 @@ class HostMemoryWorker(OffloadingWorker):
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         """KV cache → host memory. The forward that wrote the blocks is over: upstream submits
         stores one step late (OFF/worker.py 0.32.0, prepare_store_kv)."""
-        return self._submit(job_id, lambda: self._copy(src_spec, dst_spec, to_host=True))
+        copy = functools.partial(self._copy, src_spec, dst_spec, to_host=True)
+        return self._submit(_Job(job_id, copy, self._size(src_spec)))
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, **_: Any) -> bool:
         """Host memory → KV cache."""
-        return self._submit(job_id, lambda: self._copy(dst_spec, src_spec, to_host=False))
+        copy = functools.partial(self._copy, dst_spec, src_spec, to_host=False)
+        return self._submit(_Job(job_id, copy, self._size(dst_spec)))
 
-    def get_finished(self) -> list[TransferResult]:
-        """The jobs that ended since the last call."""
+    def get_finished(self) -> list[TransferResult | Ended]:
+        """The jobs that ended since the last call; a failed one says why."""
         if not self._results:
             return []
         with self._changed:
@@ -102,10 +109,10 @@ class HostMemoryWorker(OffloadingWorker):
             self._changed.notify_all()
         self._thread.join(timeout=10)
 
-    def _submit(self, number: int, copy: Callable[[], int]) -> bool:
+    def _submit(self, job: _Job) -> bool:
         with self._changed:
-            self._jobs.append(_Job(number, copy))
-            self._unfinished.add(number)
+            self._jobs.append(job)
+            self._unfinished.add(job.number)
             self._changed.notify_all()
         return True
 
@@ -116,21 +123,35 @@ class HostMemoryWorker(OffloadingWorker):
                 if not self._jobs:
                     return
                 job = self._jobs.popleft()
-            began = time.perf_counter()
-            try:
-                moved, success = job.copy(), True
-            except Exception:  # reported, not swallowed: upstream asserts on it
-                moved, success = 0, False
-            result = TransferResult(
-                job_id=job.number,
-                success=success,
-                transfer_size=moved,
-                transfer_time=time.perf_counter() - began,
-            )
+            result = self._do(job)
             with self._changed:
                 self._results.append(result)
                 self._unfinished.discard(job.number)
                 self._changed.notify_all()
+
+    def _do(self, job: _Job) -> TransferResult | Ended:
+        """One copy; a failed one is told as such and not tried again."""
+        began = time.perf_counter()
+        try:
+            moved = job.copy()
+            if moved != job.bytes:
+                raise OSError(errno.EIO, f"{moved} of {job.bytes} bytes were copied")
+        except Exception as error:
+            return Ended.failed(job.number, error)
+        return TransferResult(
+            job_id=job.number,
+            success=True,
+            transfer_size=moved,
+            transfer_time=time.perf_counter() - began,
+        )
+
+    def _size(self, device: Any) -> int:
+        """Bytes of the blocks of a ``GPULoadStoreSpec``."""
+        return sum(
+            count * self._device[tensor].shape[1]
+            for group, count in enumerate(device.group_sizes)
+            for tensor in self._tensors_of_group[group]
+        )
 
     def _copy(self, device: Any, host: Any, *, to_host: bool) -> int:
         """Copies the blocks of a ``GPULoadStoreSpec`` to or from the chunks of its counterpart."""

@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import multi_connector as upst
 from .completion import GivenUp
 from .facts import Fact
 from .lease import Lease
+from .offload_failures import FailedJob
 
 
 @dataclass
@@ -33,6 +34,7 @@ class WorkerMetadata(upstream.MultiKVConnectorWorkerMetadata):
     strays: int = 0  # reports of completions that nobody awaited
     ended: list[int] = field(default_factory=list)  # numbers of given-up loads
     own_saves: list[tuple[int, str]] = field(default_factory=list)  # child and request, each rank's
+    failed: set[FailedJob] = field(default_factory=set)  # of offload children
 
     def aggregate(self, other: Any) -> WorkerMetadata:
         """Joins two ranks; the first one's type decides, so every rank sends this type."""
@@ -44,4 +46,5 @@ class WorkerMetadata(upstream.MultiKVConnectorWorkerMetadata):
             strays=self.strays + other.strays,
             ended=[*self.ended, *other.ended],
             own_saves=[*self.own_saves, *other.own_saves],
+            failed=self.failed | other.failed,
         )

@@ -116,7 +116,11 @@ class OffloadProbe:
         return Fact(
             rank=self.rank, ranks=self.ranks, tier=self.tier, direction=job.direction,
             key=str(result.job_id), request=self._requests.pop(result.job_id, ""),
-            start=job.submitted, end=end, bytes=int(result.transfer_size or 0),
+            start=job.submitted, end=end,
+            # What a failed job has moved is of no use to anybody, and mostly not known.
+            bytes=int(result.transfer_size or 0) if result.success else 0,
             outcome="ok" if result.success else "failed",
-            phase="" if result.success else "move", reason="" if result.success else "io_error",
+            # Upstream's own results do not say where and why; ours do (offload_failures.py).
+            phase="" if result.success else getattr(result, "phase", "move"),
+            reason="" if result.success else getattr(result, "reason", "unknown"),
         )  # fmt: skip

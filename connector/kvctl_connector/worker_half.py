@@ -11,6 +11,7 @@ from .facts import Fact
 from .guard import guarded, logger
 from .lease import Lease, LeaseGuard
 from .nixl_probe import NixlProbe
+from .offload_failures import FailedJob, OffloadFailures
 from .offload_probe import OffloadProbe
 
 MAX_FACTS = 4096  # facts kept until the step that ships them; older ones are dropped
@@ -25,6 +26,9 @@ class WorkerHalf:
         rank, ranks: of this worker, and of all workers of the engine.
         clock_margin_ms: by which a lease must still hold when its pull has ended.
         observes: everything passes as upstream would have it, and is only measured.
+        by_block: whether a failed load is told by its blocks too. For a model of several KV groups
+            the scheduler of 0.30.0 and later refuses them (``_handle_invalid_blocks``): the failed
+            request is enough.
     """
 
     def __init__(
@@ -36,16 +40,19 @@ class WorkerHalf:
         clock_margin_ms: int,
         *,
         observes: bool = False,
+        by_block: bool = True,
     ) -> None:
         self._observes = observes
         self.completion = CompletionMap()
         self.leases = LeaseGuard(clock_margin_ms * 1_000_000)
+        self._by_block = by_block
         self._blocks: dict[str, list[int]] = {}
         self._unreadable: set[int] = set()
         self._children = children
         self._out: deque[Fact] = deque(maxlen=MAX_FACTS)
         self._nixl: dict[int, NixlProbe] = {}
         self._offload: dict[int, OffloadProbe] = {}
+        self._failures: dict[int, OffloadFailures] = {}
         for index, (tier, child) in enumerate(zip(tiers, children, strict=True)):
             worker = getattr(child, "connector_worker", None)
             if tier == "peer":
@@ -55,12 +62,18 @@ class WorkerHalf:
                 probe.install(worker)
             elif worker is not None:
                 self._offload[index] = OffloadProbe(tier, rank, ranks, self._out)
+                if not observes:
+                    self._failures[index] = OffloadFailures(index, by_block=by_block)
 
     @guarded
     def caches_registered(self) -> None:
         """The offload workers exist now."""
         for index, probe in self._offload.items():
-            probe.install(self._children[index].connector_worker)
+            worker = self._children[index].connector_worker
+            if (failures := self._failures.get(index)) is not None:
+                failures.install(worker, between=probe.install)
+            else:
+                probe.install(worker)
 
     def bound(
         self,
@@ -91,6 +104,8 @@ class WorkerHalf:
         self, child: int, sent: set[str], received: set[str], failed: set[str], released: Released
     ) -> None:
         """One child's transfer results: what is complete by them goes to `released`."""
+        if received and child in self._failures:
+            failed = failed | self._failures[child].failed_of(received)
         if received or failed:
             late = self._late(child, received - failed)
             self._note_received(child, received, failed, late)
@@ -112,10 +127,10 @@ class WorkerHalf:
     def take_missing(self) -> list[str]:
         """Hooks that the installed vLLM does not have; each is told once."""
         missing: list[str] = []
-        probes: list[NixlProbe | OffloadProbe] = [*self._nixl.values(), *self._offload.values()]
-        for probe in probes:
-            missing += probe.missing
-            probe.missing.clear()
+        for hooks in (self._nixl, self._offload, self._failures):
+            for hook in hooks.values():
+                missing += hook.missing
+                hook.missing.clear()
         return missing
 
     def take_strays(self) -> int:
@@ -124,9 +139,16 @@ class WorkerHalf:
         return strays
 
     def take_unreadable(self) -> set[int]:
-        """Blocks that late pulls have written since the last call: nobody may read them."""
+        """Blocks that nobody may read, since the last call: late pulls have written them, or
+        failed loads have not."""
         blocks, self._unreadable = self._unreadable, set()
+        for failures in self._failures.values():
+            blocks |= failures.take_blocks()
         return blocks
+
+    def take_failed(self) -> set[FailedJob]:
+        """Jobs of offload children that failed here since the last step."""
+        return {job for failures in self._failures.values() for job in failures.take_failed()}
 
     def forget(self, requests: set[str]) -> None:
         """Requests that have ended, however."""
@@ -141,7 +163,7 @@ class WorkerHalf:
         late = {request: by for request in received if (by := self.leases.ended(request))}
         for request, by in late.items():
             blocks = self._blocks.get(request, [])
-            if not self._observes:
+            if self._by_block and not self._observes:
                 self._unreadable.update(blocks)
             logger.warning(
                 "kvctl: the pull of %s ended %.1f s after its lease may have run out: its %d "

@@ -103,7 +103,7 @@ def test_a_copy_that_cannot_be_done_is_reported_and_the_next_one_runs(make_worke
     worker = make_worker(make_caches(groups=[[0, 1]]), chunks=2)
     worker.submit_store(1, device([0]), CPULoadStoreSpec([99]))
     failed = run(worker, 1)
-    assert (failed.success, failed.transfer_size) == (False, 0)
+    assert (failed.success, failed.transfer_size) == (False, None)
     worker.submit_store(2, device([0]), CPULoadStoreSpec([1]))
     assert run(worker, 2).success
 

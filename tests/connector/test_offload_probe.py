@@ -66,7 +66,8 @@ def test_a_failed_job_says_so() -> None:
     child.worker.submit_load(1, "src", "dst")
     child.worker._kvctl_original.results = [make_result(1, success=False, transfer_size=None)]
     child.worker.get_finished()
-    assert (out[0].outcome, out[0].reason, out[0].bytes) == ("failed", "io_error", 0)
+    told = (out[0].outcome, out[0].phase, out[0].reason, out[0].bytes)
+    assert told == ("failed", "move", "unknown", 0)
 
 
 def test_where_one_rank_copies_for_all_its_report_is_complete() -> None:

@@ -6,9 +6,11 @@ the tests of the guards go red without them: while a file of FOLDER is called ``
 ``no-offer-check``, there is none. While
 ``slow-copies`` exists, each copy takes 0.3 s longer; while
 ``plant`` exists, the next load from host memory gets one wrong block: its
-last one also in the place of its first.
+last one also in the place of its first. A file ``fail-store`` or ``fail-load`` names how the next
+store or load fails.
 """
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -23,6 +25,7 @@ PLANT = "plant"
 SLOW_COPIES = "slow-copies"
 NO_LEASE_GUARD = "no-lease-guard"
 NO_OFFER_CHECK = "no-offer-check"
+FAIL = {"store": "fail-store", "load": "fail-load"}
 
 
 def _flag(name: str) -> Path:
@@ -47,10 +50,24 @@ if FOLDER in os.environ:  # in an engine
     _without_guards()
 
 
+def _fail(how: str) -> int:
+    """What a copy that fails like this says; a short one tells how little it has moved."""
+    if how == "short":
+        return 1
+    if how in ("EIO", "ENOSPC"):
+        raise OSError(getattr(errno, how), "planted")
+    raise RuntimeError(f"planted: {how}")
+
+
 class PlantingHostWorker(HostMemoryWorker):
     def _copy(self, device: Any, host: Any, *, to_host: bool) -> int:
         if _flag(SLOW_COPIES).exists():
             time.sleep(0.3)
+        fail = _flag(FAIL["store" if to_host else "load"])
+        if fail.exists():
+            how = fail.read_text()
+            fail.unlink()
+            return _fail(how)
         flag = _flag(PLANT)
         if to_host or not flag.exists():
             return super()._copy(device, host, to_host=to_host)
