@@ -80,5 +80,7 @@ class FailingHostWorker(HostMemoryWorker):
 class FailingHostSpec(HostMemorySpec):
     def get_worker(self, kv_caches: Any) -> Any:
         if self._worker is None:
-            self._worker = FailingHostWorker(kv_caches, self.num_chunks, self.blocks_per_chunk)
+            # Up to 0.28.0 they are called blocks.
+            chunks = self.num_chunks if hasattr(self, "num_chunks") else self.num_blocks
+            self._worker = FailingHostWorker(kv_caches, chunks, self.blocks_per_chunk)
         return self._worker

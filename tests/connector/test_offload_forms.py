@@ -131,9 +131,9 @@ def test_a_model_of_several_groups_is_told_by_request_alone() -> None:
 
 def test_a_load_within_the_step_has_no_request_to_fail_only_blocks() -> None:
     """0.33.0, sync_load_budget_bytes: its request runs in this very step."""
-    failures, child, _ = make(FakeOffloadWorker(), by_block=False, _load_jobs={2: None})
-    child.worker._kvctl_original._kvctl_original.failing = {"submit_load"}
-    child.worker._kvctl_original._kvctl_original._kvctl_original.failing = {"submit_load"}
+    worker = FakeOffloadWorker()
+    worker.failing = {"submit_load"}
+    failures, child, _ = make(worker, by_block=False, _load_jobs={2: None})
     assert child.worker.submit_load(2, blocks(0), blocks(4), expedited=True)
     child.worker.wait({2})
     assert child.worker.waited == [set()], "it never began"
@@ -239,11 +239,9 @@ def test_each_job_is_completed_by_one_call() -> None:
     assert manager.calls[-1] == ("stored", ["a", "b"]), "remembered for one completion"
 
 
-def test_where_a_manager_cannot_be_told_the_engine_ends_when_a_store_fails(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_where_a_manager_cannot_be_told_the_engine_ends_when_a_store_fails() -> None:
     class FakeOldManager(FakeManager):
-        def complete_store(self, keys: Any, context: Any) -> None:  # type: ignore[override]
+        def complete_store(self, keys: Any, context: Any) -> None:
             raise AssertionError("it must not be indexed")
 
     jobs = {1: SimpleNamespace(keys={"a"})}
@@ -256,7 +254,7 @@ def test_where_a_manager_cannot_be_told_the_engine_ends_when_a_store_fails(
 
 def test_in_0_20_2_a_request_stands_for_its_stores() -> None:
     class FakeManager0202(FakeManager):
-        def complete_store(self, keys: Any, success: bool = True) -> None:  # type: ignore[override]
+        def complete_store(self, keys: Any, success: bool = True) -> None:
             super().complete_store(keys, None, success)
 
     manager = FakeManager0202()

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.engine
 
 LONG = 700  # tokens: several blocks of 128
 FRESH = [prompt for prompt in make_prompts(24, seed=31) if len(prompt) > LONG][:8]
+OTHERS = range(12)
 REASONS = {"EIO": "io_error", "ENOSPC": "no_space", "short": "io_error", "exception": "unknown"}
 
 
@@ -37,7 +38,7 @@ def same(first: Answer, again: Answer) -> bool:
 
 def evict(pair: Pair) -> None:
     """Other prompts use prefill's device cache up."""
-    for prompt in range(12):
+    for prompt in OTHERS:
         if len(pair.prompts[prompt]) > LONG:
             pair.compute(prompt)
     pair.settled("prefill-0")
@@ -108,8 +109,9 @@ def test_a_load_that_fails(pair: Pair, how: str) -> None:
 
 
 def test_through_the_router(pair: Pair) -> None:
-    prompt = max(range(12), key=lambda prompt: len(pair.prompts[prompt]))
     evict(pair)
+    prompt = OTHERS[0]  # stored by now, and no longer in the device cache
+    assert len(pair.prompts[prompt]) > LONG
     before = failed(pair, "load")
     plant(pair, "load", "EIO")
     assert pair.ask(prompt).difference is None
