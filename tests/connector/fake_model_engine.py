@@ -60,7 +60,7 @@ _MODEL = {
 
 
 class FakeModelEngine:
-    """An engine of `ranks` workers, all in this process.
+    """An engine of `ranks` workers, all in this process; `options` are the connector's own.
 
     Attributes:
         wrong: (request, block) of each block that was taken for computed and was not.
@@ -69,9 +69,11 @@ class FakeModelEngine:
         events: KV events, as a router would get them.
     """
 
-    def __init__(self, folder: Path, *, policy: str = "recompute", ranks: int = 1) -> None:
+    def __init__(
+        self, folder: Path, *, policy: str = "recompute", ranks: int = 1, **options: Any
+    ) -> None:
         (folder / "config.json").write_text(json.dumps(_MODEL))
-        self.config = _vllm_config(folder, policy, ranks)
+        self.config = _vllm_config(folder, policy, ranks, {"topology": "test", **options})
         self.config.cache_config.num_gpu_blocks = BLOCKS
         self.cache_config = _kv_cache_config()
         init_none_hash(sha256)
@@ -189,7 +191,7 @@ class FakeModelEngine:
         worker.start_load_kv(None)
         worker.wait_for_save()
         told = KVConnectorOutput()
-        if hasattr(worker, "get_transfer_results"):
+        if hasattr(told, "failed_recving"):
             results = worker.get_transfer_results(planned.finished_req_ids)
             told.finished_sending = results.finished_sending or None
             told.finished_recving = results.finished_recving or None
@@ -241,7 +243,7 @@ def _content(request: Any, index: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 127, 64, dtype=np.int8)
 
 
-def _vllm_config(folder: Path, policy: str, ranks: int) -> Any:
+def _vllm_config(folder: Path, policy: str, ranks: int, options: dict[str, Any]) -> Any:
     offload = {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
@@ -271,7 +273,7 @@ def _vllm_config(folder: Path, policy: str, ranks: int) -> Any:
             kv_connector_module_path="kvctl_connector.connector",
             kv_role="kv_both",
             kv_load_failure_policy=policy,
-            kv_connector_extra_config={"connectors": [offload], "kvctl": {"topology": "test"}},
+            kv_connector_extra_config={"connectors": [offload], "kvctl": options},
         ),
     )  # fmt: skip
 

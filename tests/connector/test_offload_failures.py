@@ -31,6 +31,7 @@ REASONS = {
 @pytest.fixture
 def make_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     monkeypatch.setenv("KVCTL_RUNTIME_DIR", str(tmp_path / "run"))
+    FAULTS.clear()
     engines: list[FakeModelEngine] = []
 
     def make(**options: Any) -> FakeModelEngine:
@@ -43,7 +44,9 @@ def make_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     HELD.clear()
     for engine in engines:
         engine.close()
-    assert not FAULTS or FAULTS.clear(), "what was planted did not happen"
+    left = FAULTS[:]
+    FAULTS.clear()
+    assert not left, "what was planted did not happen"
 
 
 def indexed(engine: FakeModelEngine) -> int:
@@ -133,10 +136,11 @@ def test_what_could_not_be_read_is_stored_anew(make_engine: Any) -> None:
     assert not engine.connector._indexes[0]._unreadable
 
 
+@pytest.mark.parametrize("tier_policy", ["fastest", "upstream"])
 def test_a_load_that_fails_whenever_it_is_tried_does_not_hold_its_request_for_ever(
-    make_engine: Any,
+    make_engine: Any, tier_policy: str
 ) -> None:
-    engine = make_engine()
+    engine = make_engine(tier_policy=tier_policy)
     engine.answer("first", PROMPT)
     engine.evict()
     always = Fault("load", "EIO", times=1000)
@@ -344,11 +348,11 @@ def test_a_broken_chunk_that_stays_in_the_index_is_loaded_again_and_again(
             told(self, job)
 
     monkeypatch.setattr(OffloadIndex, "failed", stores_only)
-    engine = make_engine()
+    engine = make_engine(tier_policy="upstream")  # ours asks no tier twice for one request
     engine.answer("first", PROMPT)
     engine.evict()
-    always = Fault("load", "EIO", times=5)
-    FAULTS.append(always)
+    FAULTS.append(Fault("load", "EIO", times=5))
     engine.answer("second", PROMPT)
     if hasattr(engine.seen[0], "failed_recving"):
         assert loads(engine) == 6
+    FAULTS.clear()
