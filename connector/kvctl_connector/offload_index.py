@@ -166,7 +166,10 @@ class OffloadIndex:
 
     def _forget_events(self, keys: Collection[Any]) -> None:
         """The descriptions of blocks whose BlockStored will never come (offloading/events.py:
-        kept until their removal, and only what was stored is removed)."""
+        kept until their removal, and only what was stored is removed). From 0.33.0 on the manager
+        tells the tracker itself."""
+        if hasattr(base.OffloadingEvent, "metadata_only"):
+            return
         tracker = getattr(self._scheduler, "_events_tracker", None)
         pending = getattr(tracker, "_pending_event_metadata", None) or {}
         for key in keys:
