@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvctl_connector.facts import Fact
+from kvctl_connector.metadata import WorkerMetadata
 from kvctl_connector.offload_failures import Ended, FailedJob, OffloadFailures, reason_of
 from kvctl_connector.offload_index import OffloadIndex
 from kvctl_connector.offload_probe import OffloadProbe
@@ -191,6 +192,16 @@ def test_where_jobs_have_no_requests_upstreams_assertion_stays() -> None:
     worker.results = [Ended(1, success=False)]
     assert [result.success for result in child.worker.get_finished()] == [False]
     assert failures.missing == ["offload_failures"]
+
+
+def test_the_failures_of_all_ranks_arrive_in_the_step_they_were_told_in() -> None:
+    quiet = WorkerMetadata(metadata=(None, None))
+    one, other = (
+        WorkerMetadata(metadata=(None, None), failed={FailedJob(1, True, number)})
+        for number in (1, 2)
+    )
+    assert quiet.aggregate(one).failed == one.aggregate(quiet).failed == one.failed
+    assert one.aggregate(other).failed == one.failed | other.failed
 
 
 # The scheduler's side.
