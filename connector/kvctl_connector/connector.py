@@ -95,7 +95,9 @@ class MultiConnector(Forwarding):
                 self._ktc_kv_transfer_config,
             )
             if self._composes:
-                self._guard_indexes()
+                self._indexes = OffloadIndex.find_all(
+                    self._connectors, self._scheduler_half.missing
+                )
         else:
             parallel = vllm_config.parallel_config
             self._worker_half = WorkerHalf(
@@ -105,8 +107,7 @@ class MultiConnector(Forwarding):
                 parallel.world_size,
                 options.clock_margin_ms,
                 observes=not self._composes,
-                by_block=not hasattr(upstream, "KVConnectorTransferResults")
-                or len(kv_cache_config.kv_cache_groups) == 1,
+                by_block=not _FAILS_REQUESTS,
             )
 
     def shutdown(self) -> None:
@@ -115,15 +116,6 @@ class MultiConnector(Forwarding):
         super().shutdown()
 
     # Scheduler half
-
-    def _guard_indexes(self) -> None:
-        """From now on the offload children's indexes hear of failed jobs."""
-        half = self._scheduler_half
-        assert half is not None
-        for position, child in enumerate(self._connectors):
-            if (index := OffloadIndex.find(child)) is not None:
-                self._indexes[position] = index
-                half.missing(index.missing)
 
     def on_new_request(self, request: Any) -> None:
         # Before any child sees the offer: NIXL begins to send heartbeats to where it points.
@@ -351,6 +343,7 @@ class MultiConnector(Forwarding):
         if self._worker_half is None:
             return blocks
         unreadable = self._worker_half.take_unreadable()
+        blocks |= self._worker_half.take_unwritten()
         # A failed request says it all. Block ids say less, being unique only within a KV group:
         # of these the scheduler of a model with several groups dies (v1/core/sched/scheduler.py
         # 0.32.0, _handle_invalid_blocks). So only where there is no other way.

@@ -87,7 +87,8 @@ class OffloadFailures:
 
     Args:
         child: index of the child connector.
-        by_block: whether failed loads of waiting requests are told by their blocks too.
+        by_block: whether failed loads of waiting requests are told by their blocks too. Those of
+            running requests are told by nothing else.
 
     Attributes:
         missing: hooks that the installed vLLM does not have; then its assertions stay.

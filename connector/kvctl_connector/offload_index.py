@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from .guard import logger, shadow
@@ -71,6 +71,16 @@ class OffloadIndex:
         if not all(callable(getattr(manager, name, None)) for name in wanted):
             return None
         return cls(scheduler)
+
+    @classmethod
+    def find_all(
+        cls, children: list[Any], tell: Callable[[list[str]], None]
+    ) -> dict[int, OffloadIndex]:
+        """By the index of the child; `tell` hears of the hooks that are missing."""
+        found = {at: index for at, child in enumerate(children) if (index := cls.find(child))}
+        for index in found.values():
+            tell(index.missing)
+        return found
 
     def failed(self, job: FailedJob) -> None:
         """A job failed on a rank; call it before upstream sees the same step's output.

@@ -26,9 +26,8 @@ class WorkerHalf:
         rank, ranks: of this worker, and of all workers of the engine.
         clock_margin_ms: by which a lease must still hold when its pull has ended.
         observes: everything passes as upstream would have it, and is only measured.
-        by_block: whether a failed load is told by its blocks too. For a model of several KV groups
-            the scheduler of 0.30.0 and later refuses them (``_handle_invalid_blocks``): the failed
-            request is enough.
+        by_block: whether a failed load is told by its blocks: up to 0.28.0, which have no way to
+            say that a request's load failed.
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class WorkerHalf:
         self._observes = observes
         self.completion = CompletionMap()
         self.leases = LeaseGuard(clock_margin_ms * 1_000_000)
-        self._by_block = by_block
         self._blocks: dict[str, list[int]] = {}
         self._unreadable: set[int] = set()
         self._children = children
@@ -139,12 +137,13 @@ class WorkerHalf:
         return strays
 
     def take_unreadable(self) -> set[int]:
-        """Blocks that nobody may read, since the last call: late pulls have written them, or
-        failed loads have not."""
+        """Blocks that late pulls have written since the last call: nobody may read them."""
         blocks, self._unreadable = self._unreadable, set()
-        for failures in self._failures.values():
-            blocks |= failures.take_blocks()
         return blocks
+
+    def take_unwritten(self) -> set[int]:
+        """Blocks that failed loads have not written since the last call, where only blocks tell."""
+        return {each for failures in self._failures.values() for each in failures.take_blocks()}
 
     def take_failed(self) -> set[FailedJob]:
         """Jobs of offload children that failed here since the last step."""
@@ -163,7 +162,7 @@ class WorkerHalf:
         late = {request: by for request in received if (by := self.leases.ended(request))}
         for request, by in late.items():
             blocks = self._blocks.get(request, [])
-            if self._by_block and not self._observes:
+            if not self._observes:
                 self._unreadable.update(blocks)
             logger.warning(
                 "kvctl: the pull of %s ended %.1f s after its lease may have run out: its %d "

@@ -78,9 +78,4 @@ class FailingHostWorker(HostMemoryWorker):
 
 
 class FailingHostSpec(HostMemorySpec):
-    def get_worker(self, kv_caches: Any) -> Any:
-        if self._worker is None:
-            # Up to 0.28.0 they are called blocks.
-            chunks = self.num_chunks if hasattr(self, "num_chunks") else self.num_blocks
-            self._worker = FailingHostWorker(kv_caches, chunks, self.blocks_per_chunk)
-        return self._worker
+    worker_class = FailingHostWorker

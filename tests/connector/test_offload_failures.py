@@ -106,9 +106,11 @@ def test_a_failed_load_is_recomputed_in_the_step_that_completes_it(
     engine.answer("second", PROMPT)
 
     (told,) = (told for told in engine.seen if "second" in (told.finished_recving or ()))
-    assert len(told.invalid_block_ids) == CHUNKS
-    assert getattr(told, "failed_recving", {"second"}) == {"second"}
-    assert sum(len(told.invalid_block_ids) for told in engine.seen) == CHUNKS
+    if hasattr(told, "failed_recving"):
+        assert told.failed_recving == {"second"}
+    else:  # up to 0.28.0 its blocks have to tell
+        assert len(told.invalid_block_ids) == CHUNKS
+        assert sum(len(told.invalid_block_ids) for told in engine.seen) == CHUNKS
     assert engine.wrong == []
     assert engine.finished["second"] == "length"
     fact = failure(engine)
