@@ -95,9 +95,8 @@ class MultiConnector(Forwarding):
                 self._ktc_kv_transfer_config,
             )
             if self._composes:
-                self._indexes = OffloadIndex.find_all(
-                    self._connectors, self._scheduler_half.missing
-                )
+                tell = self._scheduler_half.missing
+                self._indexes = OffloadIndex.find_all(self._connectors, tell)
         else:
             parallel = vllm_config.parallel_config
             self._worker_half = WorkerHalf(
@@ -247,8 +246,7 @@ class MultiConnector(Forwarding):
     def update_connector_output(self, connector_output: Any) -> None:
         worker_meta = connector_output.kv_connector_worker_meta
         for job in getattr(worker_meta, "failed", ()):
-            # Before upstream completes the job. It raises only to keep wrong blocks from being hit.
-            self._indexes[job.child].failed(job)
+            self._indexes[job.child].failed(job)  # before upstream completes it
         super().update_connector_output(connector_output)
         half = self._scheduler_half
         if half is None:
