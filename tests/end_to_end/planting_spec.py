@@ -32,6 +32,15 @@ def _flag(name: str) -> Path:
     return Path(os.environ[FOLDER]) / name
 
 
+def _taken(name: str) -> bool:
+    """Whether the flag was up; it is down now, and up for one rank only."""
+    try:
+        _flag(name).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def _without_guards() -> None:
     ended, judge = LeaseGuard.ended, Offers.judge
 
@@ -68,10 +77,8 @@ class PlantingHostWorker(HostMemoryWorker):
             how = fail.read_text()
             fail.unlink()
             return _fail(how)
-        flag = _flag(PLANT)
-        if to_host or not flag.exists():
+        if to_host or not _taken(PLANT):
             return super()._copy(device, host, to_host=to_host)
-        flag.unlink()
         first, last = (_rows(int(host.block_ids[at]), self._blocks_per_chunk) for at in (0, -1))
         assert first != last, "this load has one block only"
         right = [rows[first].copy() for rows in self._host]
