@@ -39,6 +39,7 @@ class Pair:
         flags: the folder of the files that make engines misbehave (see planting_spec).
         name: of the topology.
         deadline: seconds that a request has.
+        bound: how far logprobs of right answers may lie apart.
     """
 
     kvctl: Path
@@ -51,6 +52,7 @@ class Pair:
     shared_memory_before: set[Path] = field(default_factory=set)
     name: str = "e2e"
     deadline: float = DEADLINE
+    bound: float = CPU_BOUND
     prefill_url: str = ""
     decode_url: str = ""
 
@@ -77,7 +79,7 @@ class Pair:
     def ask(self, prompt: int) -> Comparison:
         """Sends one prompt through the router and compares the answer with its reference."""
         answer = ask(self.url, self.prompts[prompt], model=self.model, deadline=self.deadline)
-        return compare(self.references[prompt], answer, bound=CPU_BOUND)
+        return compare(self.references[prompt], answer, bound=self.bound)
 
     def offer(self, prompt: int) -> dict[str, Any]:
         """Has prefill compute a prompt, and returns what it offers decode."""
@@ -115,7 +117,7 @@ class Pair:
             compare(
                 self.references[prompt],
                 beginning(parse({"choices": [choice]}), MAX_TOKENS),
-                bound=CPU_BOUND,
+                bound=self.bound,
             )
             for prompt, choice in zip(prompts, choices, strict=True)
         ]
