@@ -38,17 +38,6 @@ def pytest_report_header() -> str:
 
 
 @pytest.fixture(scope="session")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """State and runtime folders of this run's own, for every kvctl that it starts."""
-    folder = tmp_path_factory.mktemp("kvctl")
-    patch = pytest.MonkeyPatch()
-    patch.setenv("KVCTL_STATE_DIR", str(folder / "state"))
-    patch.setenv("KVCTL_RUNTIME_DIR", str(folder / "run"))
-    yield folder
-    patch.undo()
-
-
-@pytest.fixture(scope="session")
 def pair(places: Path, engine_python: Path) -> Iterator[Pair]:
     """Prefill, decode and router, ready. The reference is a plain engine of the pinned release."""
     release = RELEASES[os.environ[RELEASE]]
@@ -96,12 +85,5 @@ def pair(places: Path, engine_python: Path) -> Iterator[Pair]:
         file = places / "e2e.yaml"
         file.write_text(yaml.safe_dump(content, sort_keys=False))
         tool = Path(sys.executable).with_name("kvctl")
-        running = Pair(tool, file, "", SERVED_NAME, prompts, references, flags)
-        launched = running.run("launch", "-d", str(file), timeout=START + STOP)
-        assert launched.returncode == 0, launched.stdout + launched.stderr
-        running.url = running.record("router")["url"]
-        running.prefill_url = running.record("prefill-0")["url"]
-        running.decode_url = running.record("decode-0")["url"]
-        yield running
-        stopped = running.run("stop", "-p", "e2e", timeout=3 * STOP)
-        assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+        with Pair(tool, file, "", SERVED_NAME, prompts, references, flags).running() as ready:
+            yield ready

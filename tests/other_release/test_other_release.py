@@ -5,17 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import threading
-import time
 import urllib.request
 
 import pytest
-from pair import Pair, kill_session, wait_for, worker_of
+from late_read import late_read
+from pair import Pair, kill_session, wait_for
 from planting_spec import PLANT
-from releases import LEASE
 
-from kvctl.demo.compare import Comparison
 from kvctl.demo.setting import DEADLINE
 from kvctl.demo.traffic import ask
 from kvctl.sources.snapshot import EngineSnapshot
@@ -127,27 +123,3 @@ def settled(pair: Pair, name: str) -> EngineSnapshot:
 def composed(pair: Pair) -> int:
     """Requests that decode has loaded from both tiers."""
     return sum(each.count for each in pair.seen("decode-0").choices if each.tier == "composed")
-
-
-def late_read(pair: Pair, prompt: int) -> Comparison:
-    """Stops decode's worker for longer than the lease while prefill uses the blocks again."""
-    worker = worker_of(pair.record("decode-0")["pid"])
-    offer = pair.offer(prompt)
-    answers: list[Comparison] = []
-    asking = threading.Thread(target=lambda: answers.append(pair.take(prompt, offer)))
-    os.kill(worker, signal.SIGSTOP)
-    try:
-        asking.start()
-        # Decode's scheduler has taken the offer in time; only the read comes too late.
-        wait_for(
-            lambda: any(t.inflight for t in pair.seen("decode-0").transfers if t.tier == "peer"),
-            "decode did not take the offer",
-        )
-        time.sleep(LEASE + 1)
-        for other in FILLING:
-            pair.compute(other)
-    finally:
-        os.kill(worker, signal.SIGCONT)
-    asking.join(2 * LEASE + 10)
-    assert answers, "no answer"
-    return answers[0]
