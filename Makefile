@@ -7,7 +7,7 @@ SETUP = @$(PYTHON) -c 'import sys; sys.exit(sys.version_info[0] < 3)' 2>/dev/nul
 	$(PYTHON) kvctl/engine/bootstrap.py
 
 # Those that test-vllm knows.
-RELEASES = $(shell sed -n 's/^    "\([0-9.]*\)": Rel.*/\1/p' tests/other_release/releases.py)
+RELEASES = $(shell sed -n 's/^    "\([0-9.]*\)": Rel.*/\1/p' tests/other_release/environments.py)
 
 .PHONY: help demo test test-e2e test-soak test-vllm lint setup clean
 .DEFAULT_GOAL := help

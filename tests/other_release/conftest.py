@@ -15,9 +15,9 @@ from pathlib import Path
 import planting_spec
 import pytest
 import yaml
+from environments import LEASE, RELEASES
 from pair import START, STOP, Pair, free_block
 from planting_spec import FOLDER
-from releases import LEASE, RELEASES
 
 from kvctl.demo.model import SERVED_NAME, tiny_model
 from kvctl.demo.prompts import make_prompts

@@ -1,8 +1,9 @@
 """The Python of vLLM releases: fetched once from the package index, kept in kvctl's cache.
 
 A release's sdist is looked up on the index that pip is configured with, checked against the hash
-in ``pins.json``, and its ``vllm/`` folder alone is kept (no egg-info, which would hide the
-installed distribution's version; no sources of kernels). ``make clean`` leaves the cache.
+in ``pins.json``, and only the folder that is asked for is kept: ``vllm/`` (no egg-info, it would
+hide the installed distribution's version; no sources of kernels) or ``tests/``. ``make clean``
+leaves the cache.
 """
 
 from __future__ import annotations
@@ -37,15 +38,26 @@ def release(version: str) -> Path:
     Raises:
         UnreachableError: the index cannot be reached, does not have it, or has another one.
     """
+    return _part(version, "vllm")
+
+
+def own_tests(version: str) -> Path:
+    """The folder that holds the ``tests/`` of a release, away from its sources: `vllm` is then
+    whatever is installed. Raises as `release` does."""
+    return _part(version, "tests")
+
+
+def _part(version: str, part: str) -> Path:
     name = f"vllm-{version}.tar.gz"
     sha256 = PINS[version]["sha256"]
 
     def make(folder: Path) -> None:
         with tempfile.TemporaryFile() as archive:
             _download(name, sha256, archive)
-            _unpack(archive, folder)
+            _unpack(archive, f"{part}/", folder)
 
-    return cache.entry("vllm", f"{version}-{sha256[:8]}", make)
+    kind = "vllm" if part == "vllm" else f"vllm-{part}"
+    return cache.entry(kind, f"{version}-{sha256[:8]}", make)
 
 
 def search_path(version: str) -> list[Path]:
@@ -110,13 +122,13 @@ def _download(name: str, sha256: str, to: IO[bytes]) -> None:
         )
 
 
-def _unpack(archive: IO[bytes], folder: Path) -> None:
-    """Only ``vllm/``, without the ``vllm-<version>/`` in front."""
+def _unpack(archive: IO[bytes], part: str, folder: Path) -> None:
+    """Only that part, without the ``vllm-<version>/`` in front."""
     archive.seek(0)
     with tarfile.open(fileobj=archive, mode="r:gz") as tar:
         for member in tar:
             inside = member.name.partition("/")[2]
-            if inside.startswith("vllm/"):
+            if inside.startswith(part):
                 tar.extract(member.replace(name=inside), folder, filter="data")
 
 

@@ -18,8 +18,8 @@ ROOT = HERE.parents[1]
 TIMEOUT = 240  # seconds; 15 to 25 are usual, half of it the import of vLLM
 # Tests of the main run that touch vLLM; of some, the fakes answer what later releases ask only.
 UNIT_TESTS = (
-    "test_forwarding.py", "test_host_memory.py", "test_saves.py", "test_start_checks.py",
-    "test_store_fence.py",
+    "test_forwarding.py", "test_host_memory.py", "test_host_spec.py", "test_saves.py",
+    "test_start_checks.py", "test_store_fence.py",
 )  # fmt: skip
 LATER_UNIT_TESTS = ("test_connector.py", "test_waits.py")
 LATER = ("0.30.0", "0.32.0", "0.33.0")

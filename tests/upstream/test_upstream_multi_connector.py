@@ -1,6 +1,7 @@
 """vLLM's own tests of MultiConnector, run on its class and on ours."""
 
 import os
+import shutil
 import subprocess
 import xml.etree.ElementTree as ET
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hub_cache import write_hub_cache
-from sdists import unpack
+from sources import own_tests
 
 from kvctl.demo.model import tiny_model
 
@@ -22,8 +23,7 @@ ONLY_UPSTREAMS = "test_multi_connector_overrides_all_base_methods"
 def place(tmp_path_factory: pytest.TempPathFactory, engine_python: Path) -> Path:
     """The tests, copied out, and what they need of a hub."""
     folder = tmp_path_factory.mktemp("upstream")
-    # Without the sources beside them: `vllm` is to be the installed package.
-    unpack("0.32.0", "tests", folder)
+    shutil.copytree(own_tests("0.32.0") / "tests", folder / "tests")
     write_hub_cache(folder / "home", tiny_model(engine_python, log=folder / "model.log"))
     return folder
 

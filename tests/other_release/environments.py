@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sdists import unpack
+from sources import release
 
 HERE = Path(__file__).parent
 LEASE = 10  # seconds
@@ -51,7 +51,7 @@ def _python_over_installed_kernels(folder: Path) -> tuple[Path, list[Path]]:
     There is no wheel of its CPU build. Only the package goes on the path: its metadata would
     hide the version that says "CPU".
     """
-    unpack("0.33.0", "vllm", folder)
+    shutil.copytree(release("0.33.0") / "vllm", folder / "vllm")
     spec = importlib.util.find_spec("vllm")
     assert spec is not None and spec.origin is not None, "the engine is not installed here"
     installed = Path(spec.origin).parent
