@@ -43,7 +43,6 @@ HOST = {
         "spec_module_path": "kvctl_connector.host_memory",
     },
 }
-# Releases that our host tier does not run on yet have NIXL alone; see test_overlay.py.
 CHILDREN = [NIXL, HOST]
 
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}

@@ -107,6 +107,7 @@ class Engine:
         name: its engine id.
         folder: for the model's configuration.
         children: the child connectors' configurations.
+        stock: vLLM's own MultiConnector instead of ours.
         options: ``kv_connector_extra_config["kvctl"]``.
     """
 
@@ -115,10 +116,12 @@ class Engine:
         name: str,
         folder: Path,
         children: list[dict[str, Any]],
+        *,
+        stock: bool = False,
         **options: Any,
     ) -> None:
         os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_free_port())  # read by NIXL's scheduler
-        self.config = _config(name, folder, children, options)
+        self.config = _config(name, folder, children, None if stock else options)
         layers = self.config.compilation_config.static_forward_context
         layers.update({layer: FakeAttentionLayer() for layer in LAYERS})
         with set_current_vllm_config(self.config):
@@ -343,8 +346,11 @@ def _kv_cache_config(config: VllmConfig) -> Any:
 
 
 def _config(
-    name: str, folder: Path, children: list[dict[str, Any]], options: dict[str, Any]
+    name: str, folder: Path, children: list[dict[str, Any]], options: dict[str, Any] | None
 ) -> VllmConfig:
+    extra: dict[str, Any] = {"connectors": children}
+    if options is not None:
+        extra["kvctl"] = {"topology": "contract", "instance": name, **options}
     (folder / "config.json").write_text(json.dumps(MODEL))
     return VllmConfig(
         model_config=ModelConfig(
@@ -361,14 +367,11 @@ def _config(
         device_config=DeviceConfig("cpu"),
         kv_transfer_config=KVTransferConfig(
             kv_connector="MultiConnector",
-            kv_connector_module_path="kvctl_connector.connector",
+            kv_connector_module_path=(None if options is None else "kvctl_connector.connector"),
             kv_role="kv_both",
             kv_load_failure_policy="recompute",
             engine_id=name,
-            kv_connector_extra_config={
-                "kvctl": {"topology": "contract", "instance": name, **options},
-                "connectors": children,
-            },
+            kv_connector_extra_config=extra,
         ),
     )
 
