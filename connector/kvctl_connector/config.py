@@ -53,7 +53,7 @@ class Options:
     offers: str = "accept"
     peers: tuple[str, ...] = ()
     tier_policy: str = "fastest"
-    composed: str = "never"
+    composed: str = "faster"
     clock_margin_ms: int = 500
     wait_deadline_ms: int = 20_000
     quarantine_ms: int = 10_000

@@ -136,7 +136,7 @@ class Transfer(_Strict):
         "`upstream`'s order: NIXL, then host memory.",
     )
     composed_hits: Literal["never", "faster", "always"] = Field(
-        default="never",
+        default="faster",
         description="Whether one request is loaded from two tiers, a prefix from host memory and "
         "the rest from prefill: `never`; where host memory is the `faster` of the two; `always`.",
     )

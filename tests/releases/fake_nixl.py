@@ -38,11 +38,13 @@ class FakeNixlAgent:
         agents: all agents of this process, by name.
         slow: transfers that have been posted are not done while this is set.
         refuses: posting a transfer raises.
+        unreachable: sending a notification raises.
     """
 
     agents: ClassVar[dict[str, FakeNixlAgent]] = {}
     slow = False
     refuses = False
+    unreachable = False
 
     def __init__(self, name: str, *_: Any) -> None:
         self.name = name
@@ -146,6 +148,8 @@ class FakeNixlAgent:
     # Notifications
 
     def send_notif(self, agent: str, notif_msg: bytes) -> None:
+        if self.unreachable:
+            raise RuntimeError("NIXL_ERR_REMOTE_DISCONNECT")
         inbox = self.agents[agent]._notifications
         inbox.setdefault(self.name, []).append(notif_msg)
 

@@ -59,7 +59,7 @@ class Layout:
     host_bytes: int = 400_000_000
     lease: int = int(LEASE)
     patience: float = 10.0
-    composed: str = "never"
+    composed: str = "faster"
     branching: int = 0
 
 
@@ -88,7 +88,9 @@ CHUNKS = Layout("chunks", offload={"block_size": 2 * BLOCK})
 ONE_PROCESS = Layout("one-process")
 
 # A host tier that has to evict, and prompts of which it holds the beginnings.
-MIXED = Layout("mixed", host_bytes=60_000_000, patience=80.0, composed="always", branching=48)
+MIXED = Layout(
+    "mixed", host_bytes=60_000_000, lease=5, patience=85.0, composed="always", branching=48
+)
 PLAIN = Layout("plain", patience=30.0)
 
 

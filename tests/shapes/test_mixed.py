@@ -13,7 +13,6 @@ from contextlib import contextmanager
 
 import pytest
 from disorder import nothing_is_left
-from late_read import LEASE
 from layouts import MIXED, shaped
 from mixed import Tally, run_mixed
 from pair import Pair, session_of, worker_of
@@ -40,10 +39,10 @@ def faults(pair: Pair) -> Iterator[Counter[str]]:
             os.kill(pid, signal.SIGCONT)
 
     def decode_late() -> None:
-        stand_still([worker_of(pair.record("decode-0")["pid"])], LEASE + 2)
+        stand_still([worker_of(pair.record("decode-0")["pid"])], MIXED.lease + 2)
 
     def prefill_still() -> None:
-        stand_still(session_of(pair.record("prefill-0")["pid"]), LEASE + 2)
+        stand_still(session_of(pair.record("prefill-0")["pid"]), MIXED.lease + 2)
 
     def copies_fail() -> None:
         for direction in ("store", "load"):
@@ -80,7 +79,7 @@ def progress(tally: Tally) -> None:
 def test_a_thousand_mixed_requests_while_things_fail(pair: Pair) -> None:
     with faults(pair) as inflicted:
         tally = run_mixed(pair, COUNT, clients=8, told=progress)
-    print(tally.asked, inflicted, f"largest deviation {tally.deviation:.1e}")
+    print(tally.asked, inflicted, f"largest deviation {tally.deviation:.1e}", *tally.failed)
 
     assert tally.wrong == []
     assert tally.failed == []

@@ -95,7 +95,7 @@ def test_the_connector_on_cpus() -> None:
                 "offers": "signed",
                 "peers": ["127.0.0.1"],
                 "tier_policy": "fastest",
-                "composed": "never",
+                "composed": "faster",
                 "wait_deadline_ms": 20_000,
             },
         },
