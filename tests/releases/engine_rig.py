@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import socket
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -73,7 +74,10 @@ MODEL = {
 
 def prepare(monkeypatch: Any, runtime_dir: Path) -> None:
     """Once a process: NIXL's stand-in, and what a worker process sets up before a connector."""
-    monkeypatch.setattr(nixl_utils, "NixlWrapper", FakeNixlAgent)
+    real = nixl_utils.NixlWrapper
+    for module in list(sys.modules.values()):  # those that have imported it by name already, too
+        if vars(module).get("NixlWrapper") is real:
+            monkeypatch.setattr(module, "NixlWrapper", FakeNixlAgent)
     monkeypatch.setenv("KVCTL_RUNTIME_DIR", str(runtime_dir))
     monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_HOST", "127.0.0.1")
     # vLLM would import the model's class in a process of its own, to see what kind it is.
