@@ -8,7 +8,7 @@ block pool, until every rank has reported that the load has ended. Only then are
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -64,9 +64,11 @@ class Waits:
         self._ranks = ranks
         self._deadline = int(deadline * 1e9)
         self._loads: OrderedDict[str, _Load] = OrderedDict()
+        self._waiting: Counter[str] = Counter()
         self._aborted: OrderedDict[str, int] = OrderedDict()
         self._held: dict[int, _Held] = {}
         self._number = 0
+        self._blocks_held = 0
         self.block_pool: Any = None
         self.gauge()
 
@@ -80,16 +82,18 @@ class Waits:
 
     def begin(self, request: str, parts: tuple[Part, ...], blocks: Any) -> None:
         """A request is parked until all parts are loaded into its `blocks` (KVCacheBlocks)."""
-        self._loads[request] = _Load(parts, time.time_ns(), blocks)
+        self._drop(request)
+        load = self._loads[request] = _Load(parts, time.time_ns(), blocks)
+        self._count(load, 1)
         if len(self._loads) > LIMIT:
-            self._loads.popitem(last=False)
+            self._drop(next(iter(self._loads)))
         self.gauge()
 
     def end(self, request: str, outcome: str) -> tuple[Part, ...]:
         """vLLM is told that the load is complete; returns the parts that served the request."""
-        if self._aborted.pop(request, None) is not None:
-            self._gauge_held()
-        load = self._loads.pop(request, None)
+        if blocks := self._aborted.pop(request, 0):
+            self._count_held(-blocks)
+        load = self._drop(request)
         if load is None:
             return ()
         self._record(request, load, outcome)
@@ -97,13 +101,13 @@ class Waits:
 
     def abort(self, request: str) -> None:
         """The client is gone. vLLM keeps the blocks until the load is complete."""
-        load = self._loads.pop(request, None)
+        load = self._drop(request)
         if load is not None:
             self._aborted[request] = sum(map(len, load.blocks.blocks))
+            self._count_held(self._aborted[request])
             if len(self._aborted) > LIMIT:
-                self._aborted.popitem(last=False)
+                self._count_held(-self._aborted.popitem(last=False)[1])
             self._record(request, load, "aborted")
-            self._gauge_held()
 
     def give_up_overdue(self) -> dict[str, GivenUp]:
         """Reserves the blocks of every load that has passed the deadline, and names them.
@@ -118,7 +122,7 @@ class Waits:
             request, load = next(iter(self._loads.items()))
             if load.start > latest:
                 break
-            del self._loads[request]
+            self._drop(request)
             number = self._hold(load)
             self._record(request, load, "failed")
             self._recorder.add(
@@ -143,17 +147,26 @@ class Waits:
             if held.ranks <= 0:
                 del self._held[number]
                 self.block_pool.free_blocks(held.blocks)
-                self._gauge_held()
+                self._count_held(-len(held.blocks))
 
     def gauge(self) -> None:
         """Sets the gauges of what waits."""
-        tiers = [{part.tier for part in load.parts} for load in self._loads.values()]
-        remote = sum("peer" in each for each in tiers)
-        local = sum(bool(each - {"peer"}) for each in tiers)
+        remote, waiting = self._waiting["peer"], len(self._loads)
         self._recorder.set(semconv.REQUEST_WAITING, remote, "remote_kv")
-        self._recorder.set(semconv.REQUEST_WAITING, len(tiers) - remote, "offload_load")
+        self._recorder.set(semconv.REQUEST_WAITING, waiting - remote, "offload_load")
         self._recorder.set(semconv.TRANSFER_INFLIGHT, remote, "peer", "recv")
-        self._recorder.set(semconv.TRANSFER_INFLIGHT, local, "host", "load")
+        self._recorder.set(semconv.TRANSFER_INFLIGHT, self._waiting["local"], "host", "load")
+
+    def _drop(self, request: str) -> _Load | None:
+        load = self._loads.pop(request, None)
+        if load is not None:
+            self._count(load, -1)
+        return load
+
+    def _count(self, load: _Load, by: int) -> None:
+        """Counted as they come and go: thousands may wait, and each step changes some."""
+        for kind in {"peer" if part.tier == "peer" else "local" for part in load.parts}:
+            self._waiting[kind] += by
 
     def _hold(self, load: _Load) -> int:
         blocks = [
@@ -166,7 +179,7 @@ class Waits:
             block.ref_cnt += 1  # what BlockPool.touch does to a block that is in use
         self._number += 1
         self._held[self._number] = _Held(blocks, self._ranks)
-        self._gauge_held()
+        self._count_held(len(blocks))
         return self._number
 
     def _record(self, request: str, load: _Load, outcome: str) -> None:
@@ -175,6 +188,6 @@ class Waits:
         self._recorder.put(Wait(0, load.tier, outcome, request, load.start, now))
         self.gauge()
 
-    def _gauge_held(self) -> None:
-        held = sum(len(each.blocks) for each in self._held.values())
-        self._recorder.set(semconv.BLOCKS_HELD, held + sum(self._aborted.values()), "abort")
+    def _count_held(self, blocks: int) -> None:
+        self._blocks_held += blocks
+        self._recorder.set(semconv.BLOCKS_HELD, self._blocks_held, "abort")
