@@ -65,7 +65,8 @@ class Arrivals:
         if params.get("do_remote_decode"):
             if not self._second_turns and self._refuses:
                 _take_out_offer_of_second_turn(params)
-            self._expect_to_offer(request)
+            if self._refuses:
+                self._expect_to_offer(request)
             return
         verdict = self._offers.judge(request)
         if verdict is None:
@@ -85,10 +86,17 @@ class Arrivals:
         leases, self._leases = self._leases, {}
         return leases
 
+    def knows(self, request: str) -> bool:
+        """Whether the request is still here."""
+        return request in self._arrived
+
     @guarded
-    def pulled(self, request: str, *, well: bool) -> None:
-        """A pull for this request has ended, or was given up."""
-        peer = self._arrived.get(request)
+    def pulled(self, request: str, peer: str, *, well: bool) -> None:
+        """A pull for this request has ended, or was given up; it may be gone by now.
+
+        `peer`: its engine id, if something was read; else the one that the offer named.
+        """
+        peer = peer or self._arrived.get(request, "")
         if not peer:
             return
         change = self._quarantine.ended(peer, well=well)
@@ -153,7 +161,7 @@ def _take_out_offer_of_second_turn(params: dict[str, Any]) -> None:
 def _offers(options: Options, child_configs: list[Any]) -> Offers:
     """Raises ConfigError: signatures are required and there is no key, or it cannot be used."""
     keys = keys_from_environment()
-    if options.offers == "signed" and not keys:
+    if options.offers == "signed" and not keys and options.mode == "compose":
         raise ConfigError(
             f'kvctl.offers is "signed", and {KEY_FILE} names no key file: '
             "write the same random line of 16 characters or more into a file of mode 0600 for "
@@ -162,7 +170,7 @@ def _offers(options: Options, child_configs: list[Any]) -> Offers:
     lease = _lease(child_configs)
     return Offers(
         keys,
-        required=options.offers == "signed",
+        required=options.offers == "signed" and bool(keys),
         peers=Peers(options.peers),
         lease=lease * 1000,
         # What a heartbeat adds (NIXL/base_worker.py 0.32.0:532, whole seconds).

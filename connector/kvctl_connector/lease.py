@@ -108,16 +108,17 @@ class Grace:
 
     def __init__(self, leases: dict[str, float]) -> None:
         self._leases = leases
-        self._given: OrderedDict[str, None] = OrderedDict()
+        self._given: dict[str, float] = {}  # request -> the end that its grace has set
 
     def notifications_read(self) -> None:
         """To be called right after prefill has read its notifications, and before it reaps."""
         if not self._leases:
+            self._given.clear()
             return
         now = time.perf_counter()
         for request in [name for name, end in self._leases.items() if end <= now]:
-            if request not in self._given:
-                self._given[request] = None
-                self._leases[request] = now + self.SECONDS
-                if len(self._given) > LIMIT:
-                    self._given.popitem(last=False)
+            # Anew for each end: a heartbeat may have moved it since the last grace.
+            if self._given.get(request) != self._leases[request]:
+                self._given[request] = self._leases[request] = now + self.SECONDS
+        if len(self._given) > 2 * len(self._leases):
+            self._given = {name: end for name, end in self._given.items() if name in self._leases}

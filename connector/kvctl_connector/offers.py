@@ -228,6 +228,8 @@ class Offers:
     def _verdict(self, params: dict[str, Any], request: Any) -> Verdict:
         if not self._peers.allow(params.get("remote_host")):
             return Verdict("peer_not_allowed")
+        if not _are_blocks(params.get("remote_block_ids")):
+            return Verdict("offer_mismatch")  # of these the engine dies, signed or not
         releases = bool(getattr(request, "abort_immediately", False))
         claimed = params.get(RELEASE_SIGNATURE if releases else SIGNATURE)
         signed = bool(self._keys) and isinstance(claimed, str)
@@ -261,6 +263,16 @@ class Offers:
         self._used[name] = until
         self._used.move_to_end(name)
         return True
+
+
+def _are_blocks(offered: object) -> bool:
+    """Whether an offer names blocks in a form that vLLM makes: lists by KV group, or one list."""
+    if not isinstance(offered, list | tuple) or not offered:
+        return False
+    groups = offered if isinstance(offered[0], list | tuple) else [offered]
+    if not all(isinstance(group, list | tuple) for group in groups) or not any(groups):
+        return False
+    return all(type(block) is int and block >= 0 for group in groups for block in group)
 
 
 def _now() -> int:

@@ -115,6 +115,7 @@ class SchedulerHalf:
             Part(child, self._tiers[child], tokens) for child, (tokens, _) in loads.items()
         )
         self._record_choice(request.request_id, choice, parts)
+        self.choice.admitted(request.request_id)
         if not parts:
             return
         name = request.request_id
@@ -145,12 +146,10 @@ class SchedulerHalf:
     def give_up_overdue(self) -> dict[str, GivenUp]:
         """Loads that the workers are to give up, by request. Not guarded: blocks depend on it."""
         overdue = self.waits.give_up_overdue()
-        for request, load in overdue.items():
+        for request in overdue:
             self._external.pop(request, None)
-            for child in load.children:
-                self.choice.avoid(request, self._tiers[child])
-                if self._tiers[child] == "peer":
-                    self.arrivals.pulled(request, well=False)
+            self.choice.avoid(request, "peer")
+            self.arrivals.pulled(request, "", well=False)
         return overdue
 
     @guarded
@@ -164,24 +163,25 @@ class SchedulerHalf:
         """One step's output: facts of the workers, the requests whose loads are complete, and the
         numbers of given-up loads that have ended."""
         self.waits.loads_ended(ended)
-        outcomes: dict[str, str] = {}
         for fact in self.transfers.ended(facts):
-            if fact.direction not in ("recv", "load") or not fact.request:
-                continue
-            if fact.outcome != "ok":
-                outcomes[fact.request] = fact.outcome
-                self.choice.avoid(fact.request, fact.tier)
-            if fact.tier == "peer" and fact.outcome in ("ok", "failed"):
-                self.arrivals.pulled(fact.request, well=fact.outcome == "ok")
+            if fact.direction in ("recv", "load") and fact.request:
+                self._part_ended(fact)
         for request in received:
-            outcome = outcomes.get(request, "ok")
-            self._count_tokens(self.waits.end(request, outcome))
-            if outcome != "ok":
+            parts = self.waits.end(request)
+            self._count_tokens(parts)
+            if not parts:
                 self._external.pop(request, None)
         if strays:
             self.recorder.add(semconv.TELEMETRY_DROPPED, strays, "recorder", "stray_completion")
         self._count_drops("rank_missing", self.transfers.dropped)
         self._count_drops("hook_failed", sum(guard.failures.values()))
+
+    def _part_ended(self, fact: Fact) -> None:
+        self.waits.part_ended(fact.request, fact.tier, fact.outcome)
+        if fact.outcome != "ok" and self.arrivals.knows(fact.request):
+            self.choice.avoid(fact.request, fact.tier)
+        if fact.tier == "peer" and fact.outcome in ("ok", "failed"):
+            self.arrivals.pulled(fact.request, fact.peer, well=fact.outcome == "ok")
 
     @guarded
     def offer(self, request: Any, params: dict[str, Any] | None) -> None:
@@ -195,6 +195,7 @@ class SchedulerHalf:
         self._external.pop(request, None)
         self.arrivals.forget(request)
         self.choice.forget(request)
+        self.recorder.set(semconv.REQUEST_WAITING, self.choice.pending, "lookup")
         if offered:
             self.transfers.offered(request)
 
@@ -241,7 +242,7 @@ class SchedulerHalf:
         for tier, offer in zip(self._tiers, choice.offers, strict=False):
             if offer is not None:
                 offers[tier] = max(offers.get(tier, 0), offer.tokens or 0)
-        if not parts and not any(offers.values()):
+        if not parts and not any(offers.values()) and choice.why != "deadline":
             return
         taken = "composed" if len(parts) > 1 else parts[0].tier if parts else "none"
         why = choice.why if (len(parts) > 1) == (choice.plan is not None) else "more"

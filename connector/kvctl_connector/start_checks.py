@@ -155,5 +155,5 @@ def _stores_unfenced(child: Any) -> str | None:
     return (
         "this vLLM's OffloadingConnector cannot be told that blocks which it still stores are "
         "about to be overwritten by another child's load: the tier would keep wrong KV. Use a "
-        "vLLM release that docs/connector.md lists, or take one of the children out"
+        "vLLM release that docs/releases.md lists, or take one of the children out"
     )

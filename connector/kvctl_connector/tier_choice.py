@@ -124,6 +124,10 @@ class TierChoice:
         if len(self._avoided) > LIMIT:
             self._avoided.popitem(last=False)
 
+    def admitted(self, request: str) -> None:
+        """The request has its blocks: whatever it asked for is settled."""
+        self._pending.pop(request, None)
+
     def forget(self, request: str) -> None:
         """The request has ended, however."""
         self._pending.pop(request, None)

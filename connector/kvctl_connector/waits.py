@@ -7,6 +7,7 @@ block pool, until every rank has reported that the load has ended. Only then are
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
@@ -32,11 +33,20 @@ class Part(NamedTuple):
 
 @dataclass
 class _Load:
-    """One parked request. `start` is Unix ns."""
+    """One parked request.
+
+    Attributes:
+        start, since: when it was parked: Unix ns, and ns of a clock that nobody sets.
+        local: tiers other than the peer's that have not reported their part.
+        outcome: the worst of the parts that have.
+    """
 
     parts: tuple[Part, ...]
-    start: int
     blocks: Any
+    start: int
+    since: int
+    local: set[str]
+    outcome: str = "ok"
 
     @property
     def tier(self) -> str:
@@ -83,21 +93,31 @@ class Waits:
     def begin(self, request: str, parts: tuple[Part, ...], blocks: Any) -> None:
         """A request is parked until all parts are loaded into its `blocks` (KVCacheBlocks)."""
         self._drop(request)
-        load = self._loads[request] = _Load(parts, time.time_ns(), blocks)
+        load = self._loads[request] = _Load(
+            parts, blocks, time.time_ns(), time.monotonic_ns(),
+            {part.tier for part in parts} - {"peer"},
+        )  # fmt: skip
         self._count(load, 1)
         if len(self._loads) > LIMIT:
             self._drop(next(iter(self._loads)))
         self.gauge()
 
-    def end(self, request: str, outcome: str) -> tuple[Part, ...]:
+    def part_ended(self, request: str, tier: str, outcome: str) -> None:
+        """One tier's part of a load has ended, on all ranks."""
+        if (load := self._loads.get(request)) is not None:
+            load.local.discard(tier)
+            if outcome != "ok":
+                load.outcome = outcome
+
+    def end(self, request: str) -> tuple[Part, ...]:
         """vLLM is told that the load is complete; returns the parts that served the request."""
         if blocks := self._aborted.pop(request, 0):
             self._count_held(-blocks)
         load = self._drop(request)
         if load is None:
             return ()
-        self._record(request, load, outcome)
-        return load.parts if outcome == "ok" else ()
+        self._record(request, load, load.outcome)
+        return load.parts if load.outcome == "ok" else ()
 
     def abort(self, request: str) -> None:
         """The client is gone. vLLM keeps the blocks until the load is complete."""
@@ -112,23 +132,23 @@ class Waits:
     def give_up_overdue(self) -> dict[str, GivenUp]:
         """Reserves the blocks of every load that has passed the deadline, and names them.
 
-        To be called once a step, before its metadata is shipped.
+        Only a pull is given up: a part that a local tier still loads is waited for. To be called
+        once a step, before its metadata is shipped.
         """
         if not self._deadline or self.block_pool is None:
             return {}
         overdue: dict[str, GivenUp] = {}
-        latest = time.time_ns() - self._deadline
-        while self._loads:
-            request, load = next(iter(self._loads.items()))
-            if load.start > latest:
-                break
+        latest = time.monotonic_ns() - self._deadline
+        passed = itertools.takewhile(lambda item: item[1].since <= latest, self._loads.items())
+        # vLLM's offload connector cannot let go of a load that its worker still makes: it would
+        # end the engine when the request goes on (OFF/scheduler.py 0.32.0:1806).
+        for request, load in [item for item in passed if not item[1].local]:
             self._drop(request)
             number = self._hold(load)
             self._record(request, load, "failed")
             self._recorder.add(
-                semconv.TRANSFER_FAILURES, 1, load.tier,
-                "recv" if load.tier == "peer" else "load", "move", "wait_deadline", "",
-            )  # fmt: skip
+                semconv.TRANSFER_FAILURES, 1, "peer", "recv", "move", "wait_deadline", ""
+            )
             logger.warning(
                 "kvctl: %s has waited %.0f s for its KV: it is answered without it, and its "
                 "blocks stay reserved until the transfer has ended",

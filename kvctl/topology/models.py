@@ -122,8 +122,8 @@ class Transfer(_Strict):
         default=None,
         description="File of mode 0600 with the key by which prefill signs what it offers; all "
         "nodes need the same. One key a line: the first signs, all are accepted, so a key can be "
-        "changed while engines run. A relative path counts from the file's folder. Default: "
-        "kvctl makes a key for the topology in its state folder.",
+        "changed one engine after the other. A relative path counts from the file's folder. "
+        "Default: kvctl makes a key for the topology in its state folder.",
     )
     connector: Literal["compose", "observe"] = Field(
         default="compose",

@@ -116,4 +116,10 @@ def test_an_expired_lease_gets_one_second_look(monkeypatch: pytest.MonkeyPatch) 
     grace.notifications_read()
     now = 107.0
     grace.notifications_read()
-    assert leases["stopped"] == 106.0, "reaped now: one grace a lease"
+    assert leases["stopped"] == 108.0, "another end, another look"
+    now = 109.0
+    grace.notifications_read()
+    assert leases["stopped"] == 108.0, "reaped now"
+    leases.clear()
+    grace.notifications_read()
+    assert grace._given == {}

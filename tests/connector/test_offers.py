@@ -185,7 +185,9 @@ def test_prefill_signs_the_prompt_as_it_came() -> None:
     request = make_request(list(PROMPT))
     prefill.expect_to_offer(request)
     request.prompt_token_ids = PROMPT[:-1]  # vLLM shortens it for some models
-    params: dict[str, Any] = {"do_remote_prefill": True, "remote_request_id": "r"}
+    params: dict[str, Any] = {
+        "do_remote_prefill": True, "remote_request_id": "r", "remote_block_ids": [[1]],
+    }  # fmt: skip
     prefill.grant(request, params)
     assert judge(make_offers(), params) == ""
 
@@ -252,3 +254,18 @@ def test_a_digest_tells_prompts_apart_that_look_alike() -> None:
         for tokens, salt in (([1, 2], None), ([1], "2"), ([1, 2, 0], None), ([2, 1], None))
     }
     assert len(digests) == 4
+
+
+@pytest.mark.parametrize(
+    "blocks", [None, [], [[]], [None], [[1], 5], [["1"]], [[-1]], [[True]], "12", 7, {"0": [1]}]
+)
+def test_blocks_in_a_form_that_vllm_does_not_make(blocks: Any) -> None:
+    """Upstream's engine dies of some; without a key nothing else would stop them."""
+    decode = Offers((), required=False, peers=Peers(()), lease=30_000, extension=20_000)
+    assert judge(decode, make_offer(b"") | {"remote_block_ids": blocks}) == "offer_mismatch"
+
+
+@pytest.mark.parametrize("blocks", [[[1, 2]], ([1], []), [3, 4], [[0]]])
+def test_blocks_in_the_forms_that_it_makes(blocks: Any) -> None:
+    decode = Offers((), required=False, peers=Peers(()), lease=30_000, extension=20_000)
+    assert judge(decode, make_offer(b"") | {"remote_block_ids": blocks}) == ""

@@ -318,10 +318,33 @@ def test_a_peer_whose_pulls_keep_failing_is_no_longer_asked(half: SchedulerHalf)
 
 
 def test_a_tier_that_failed_a_request_is_avoided_for_it(half: SchedulerHalf) -> None:
+    half.arrived(make_request("r", {}))
     half.completed([make_fact(tier="host", direction="load", outcome="failed")], {"r"}, 0)
     assert half.choice._avoided == {"r": {"host"}}
     half.finished("r", offered=False)
     assert half.choice._avoided == {}
+
+
+def test_a_pull_that_fails_after_its_request_has_gone_leaves_nothing(half: SchedulerHalf) -> None:
+    half.completed([make_fact(outcome="failed")], (), 0)
+    assert half.choice._avoided == {}
+
+
+def test_pulls_of_clients_that_hung_up_count_for_the_quarantine(half: SchedulerHalf) -> None:
+    for number in range(3):
+        name = f"r{number}"
+        half.arrived(make_request(name, make_offer(remote_request_id=name)))
+        half.finished(name, offered=False)
+        half.completed([make_fact(key=name, request=name, outcome="failed")], (), 0)
+    assert values(half)["peer.quarantined", "prefill"] == 1
+
+
+def test_a_lookup_that_took_too_long_is_counted(half: SchedulerHalf) -> None:
+    choice = Choice(None, 0, False, "deadline", (Offer(0, False), Offer(None, False)))
+    half.admitted(make_request("r", {}), choice, {}, SimpleNamespace(blocks=()))
+    found = values(half)
+    assert found["tier.choices", "none", "deadline"] == 1
+    assert found["transfer.failures", "host", "load", "queue", "wait_deadline"] == 1
 
 
 def test_a_choice_is_counted_and_told_with_every_offer(half: SchedulerHalf) -> None:

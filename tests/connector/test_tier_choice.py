@@ -146,6 +146,13 @@ def test_a_request_that_ends_is_no_longer_pending() -> None:
     assert made.pending == 0
 
 
+def test_a_request_that_is_admitted_is_no_longer_pending() -> None:
+    made = make_choice(FakeNixl(), FakeOffloading(None), deadline=5)
+    made.choose(make_request(), 0)
+    made.admitted("r")
+    assert made.pending == 0
+
+
 def test_the_offloading_child_is_asked_every_time() -> None:
     host = FakeOffloading(BLOCK)
     made = make_choice(FakeNixl(1000), host)

@@ -24,6 +24,9 @@ class Clock:
     def time_ns(self) -> int:
         return self.now
 
+    def monotonic_ns(self) -> int:
+        return self.now
+
     def pass_by(self, seconds: float) -> None:
         self.now += int(seconds * 1e9)
 
@@ -32,6 +35,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
     monkeypatch.setattr(time, "time_ns", clock.time_ns)
+    monkeypatch.setattr(time, "monotonic_ns", clock.monotonic_ns)
     yield clock
 
 
@@ -118,6 +122,31 @@ def test_only_the_overdue_ones(clock: Clock, pool: BlockPool) -> None:
     assert "young" in waits
 
 
+def test_a_part_that_host_memory_still_loads_is_waited_for(clock: Clock, pool: BlockPool) -> None:
+    """vLLM's offload connector ends the engine when its load is given up under it."""
+    waits = make_waits(pool)
+    waits.begin("composed", (Part(1, "host", 128), Part(0, "peer", 256)), take(pool, 2))
+    waits.begin("local", (Part(1, "host", 128),), take(pool, 1))
+    waits.begin("pulled", PEER, take(pool, 1))
+    clock.pass_by(6)
+    assert list(waits.give_up_overdue()) == ["pulled"]
+    waits.part_ended("composed", "host", "ok")
+    assert list(waits.give_up_overdue()) == ["composed"]
+    assert "local" in waits
+
+
+def test_the_worst_part_is_the_outcome_whenever_it_ended(pool: BlockPool) -> None:
+    waits = make_waits(pool)
+    parts = (Part(1, "host", 128), Part(0, "peer", 256))
+    waits.begin("r", parts, take(pool, 2))
+    waits.part_ended("r", "peer", "failed")
+    waits.part_ended("r", "host", "ok")
+    assert waits.end("r") == (), "no tokens came of it"
+    waits.begin("s", parts, take(pool, 2))
+    waits.part_ended("s", "host", "ok")
+    assert waits.end("s") == parts
+
+
 @pytest.mark.parametrize("without", ["a deadline", "a pool"])
 def test_without_either_it_waits_for_ever(clock: Clock, pool: BlockPool, without: str) -> None:
     waits = make_waits(pool, deadline=0) if without == "a deadline" else make_waits(None)
@@ -133,7 +162,7 @@ def test_blocks_of_an_aborted_request_are_held_until_its_load_is_complete(
     waits.begin("r", PEER, take(pool, 2))
     waits.abort("r")
     assert held(waits) == 2, "vLLM keeps them itself"
-    waits.end("r", "ok")
+    waits.end("r")
     assert held(waits) == 0
 
 
