@@ -9,7 +9,7 @@ from pathlib import Path
 import planting_spec
 import pytest
 import yaml
-from layouts import BLOCK, Known, Layout, model_of
+from layouts import BLOCK, GROUP_BLOCKS, Known, Layout, model_of
 from mixed import branching_prompts
 from pair import START, STOP, Pair, free_block
 from planting_spec import FOLDER
@@ -57,9 +57,11 @@ def known(layout: Layout, places: Path, engine_python: Path) -> Known:
     prompts = make_prompts(PROMPTS)
     if layout.branching:
         prompts = branching_prompts(layout.branching, BLOCK, LONGEST)
+    # The reference runs with HMA, whatever the pair does.
+    blocks = GROUP_BLOCKS if layout.hybrid else layout.device_blocks
     question = Question(
         prompts,
-        {**setting.reference_arguments(), "num_gpu_blocks_override": layout.device_blocks},
+        {**setting.reference_arguments(), "num_gpu_blocks_override": blocks},
         setting.reference_env(),
         "cpu",
         pins_of(engine_python),
