@@ -13,6 +13,7 @@ from typing import Any
 from vllm import envs
 
 from . import semconv
+from .bounded import trim
 from .config import ConfigError, Options
 from .guard import guarded, logger
 from .lease import Lease
@@ -57,8 +58,7 @@ class Arrivals:
         if name in self._arrived:
             return
         self._arrived[name] = ""
-        if len(self._arrived) > LIMIT:
-            self._arrived.popitem(last=False)
+        trim(self._arrived, LIMIT)
         params = request.kv_transfer_params
         if not isinstance(params, dict):
             return

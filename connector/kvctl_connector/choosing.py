@@ -9,9 +9,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1 import multi_connector as upstream
-
-from .forwarding import Forwarding
+from .forwarding import FAILS_REQUESTS, Forwarding
 from .scheduler_half import SchedulerHalf
 from .store_fence import fence
 from .tier_choice import Choice
@@ -45,7 +43,7 @@ class Choosing(Forwarding):
     def _keep_block_pool(self, pool: Any) -> None:
         # A load can only be given up where a request can be reported as failed as a whole: a list
         # of blocks would have it recomputed in the blocks that may still be written.
-        if self._scheduler_half is not None and hasattr(upstream, "KVConnectorTransferResults"):
+        if self._scheduler_half is not None and FAILS_REQUESTS:
             self._scheduler_half.waits.block_pool = pool
 
     def get_num_new_matched_tokens(

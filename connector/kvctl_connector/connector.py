@@ -21,6 +21,7 @@ from . import start_checks
 from .choosing import Choosing
 from .completion import Released
 from .config import ConfigError, Options
+from .forwarding import FAILS_REQUESTS
 from .guard import logger
 from .metadata import Metadata, WorkerMetadata
 from .offload_index import OffloadIndex
@@ -34,9 +35,6 @@ SWITCH = "KVCTL_CONNECTOR"
 
 # Which tier a child serves, by the prefix of its class's name.
 _TIER_OF = {"Nixl": "peer", "Offloading": "host", "SimpleCPUOffload": "host"}
-
-# Whether a worker can report that a request's load has failed; from vLLM 0.30.0 on.
-_FAILS_REQUESTS = hasattr(upstream, "KVConnectorTransferResults")
 
 
 class MultiConnector(Choosing):
@@ -98,7 +96,7 @@ class MultiConnector(Choosing):
                 parallel.world_size,
                 options.clock_margin_ms,
                 observes=not self._composes,
-                by_block=not _FAILS_REQUESTS,
+                by_block=not FAILS_REQUESTS,
             )
 
     def shutdown(self) -> None:
@@ -155,7 +153,7 @@ class MultiConnector(Choosing):
                 half.missing(worker_meta.missing)
             half.completed(worker_meta.facts, received or (), worker_meta.strays, worker_meta.ended)
         elif received:
-            half.completed((), received, 0, ())
+            half.completed((), received, 0)
 
     def request_finished(self, request: Any, blocks: list[int]) -> Any:
         # On vLLM 0.20.2 a request that is aborted before it was queried comes here first, and NIXL
@@ -210,7 +208,7 @@ class MultiConnector(Choosing):
 
     def get_finished(self, finished_req_ids: set[str]) -> Any:
         # What it asks up to 0.28.0; later releases answer it from the method above.
-        if self._worker_half is None or _FAILS_REQUESTS:
+        if self._worker_half is None or FAILS_REQUESTS:
             return super().get_finished(finished_req_ids)
         sent, released = self._collect("get_finished", finished_req_ids)
         return sent or None, released.received or None
@@ -243,7 +241,7 @@ class MultiConnector(Choosing):
         # A failed request says it all. Block ids say less, being unique only within a KV group:
         # of these the scheduler of a model with several groups dies (v1/core/sched/scheduler.py
         # 0.32.0, _handle_invalid_blocks). So only where there is no other way.
-        return blocks if _FAILS_REQUESTS else blocks | unreadable
+        return blocks if FAILS_REQUESTS else blocks | unreadable
 
     def build_connector_worker_meta(self) -> Any:
         meta = super().build_connector_worker_meta()

@@ -1,7 +1,7 @@
 """vLLM's MultiConnector with what it forgets, broadcasts or refuses put right.
 
 Only what the children say and are told, and who gets it; which child loads, and what is believed,
-is decided in connector.py. Each override names the defect (docs/defects.md) it settles. Where
+is decided elsewhere. Each override names the defect (docs/defects.md) it settles. Where
 `_composes` is false everything is upstream's.
 """
 
@@ -20,6 +20,9 @@ from . import store_fence
 from .guard import guarded, logger
 from .saves import OwnReports, SaveMap, saves_by_name
 from .slots import ChildEvents, ChildHandshakes
+
+# Whether a worker can report that a request's load has failed; from vLLM 0.30.0 on.
+FAILS_REQUESTS = hasattr(upstream, "KVConnectorTransferResults")
 
 
 class Forwarding(upstream.MultiConnector):

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .bounded import trim
 from .config import ConfigError
 
 KEY_FILE = "KVCTL_OFFER_KEY_FILE"  # one key a line; the first signs, all of them are accepted
@@ -191,8 +192,7 @@ class Offers:
         """Remembers a prompt that prefill will offer, before vLLM may shorten it."""
         if self._keys:
             self._digests[request.request_id] = prompt_digest(request)
-            if len(self._digests) > LIMIT:
-                self._digests.popitem(last=False)
+            trim(self._digests, LIMIT)
 
     def grant(self, request: Any, params: dict[str, Any] | None) -> None:
         """Adds grant and signature to what vLLM is about to return for a remote decode."""

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+from .bounded import trim
 from .guard import logger, shadow
 from .offload_failures import FailedJob
 
@@ -99,8 +100,7 @@ class OffloadIndex:
             self._unwritten.update(keys)
             return
         self._unreadable.update(dict.fromkeys(keys))
-        while len(self._unreadable) > LIMIT:
-            self._unreadable.popitem(last=False)
+        trim(self._unreadable, LIMIT)
 
     def complete_store(self, keys: Collection[Any], *args: Any, **kwargs: Any) -> Any:
         """One call for one job, as upstream counts them (v1/kv_offload/tiering/manager.py)."""

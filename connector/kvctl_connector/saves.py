@@ -14,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .bounded import trim
+
 Saves = Mapping[str, tuple[int, ...]]  # request id -> indices of the children that save it
 
 LIMIT = 65_536  # requests whose reports wait for an announcement
@@ -42,8 +44,7 @@ class SaveMap:
             pending = self._pending.get(request)
             if pending is None:
                 self._early.setdefault(request, set()).add(child)
-                if len(self._early) > LIMIT:
-                    self._early.popitem(last=False)
+                trim(self._early, LIMIT)
                 continue
             pending.discard(child)
             if not pending:

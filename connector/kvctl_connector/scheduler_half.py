@@ -13,6 +13,7 @@ from typing import Any
 
 from . import __version__, guard, paths, semconv
 from .arrivals import Arrivals
+from .bounded import trim
 from .completion import GivenUp
 from .composed import Composition
 from .config import Options
@@ -120,8 +121,7 @@ class SchedulerHalf:
             return
         name = request.request_id
         self._external[name] = self._external.get(name, 0) + sum(part.tokens for part in parts)
-        if len(self._external) > LIMIT:
-            self._external.popitem(last=False)
+        trim(self._external, LIMIT)
         if choice.waits:
             self.waits.begin(name, parts, blocks)
         else:

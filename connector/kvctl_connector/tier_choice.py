@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from .bounded import trim
 from .composed import Composition, Plan
 from .speeds import Speeds
 
@@ -59,7 +60,7 @@ class TierChoice:
 
     Args:
         children: the child connectors, scheduler role, and `tiers` of each.
-        bytes_per_token: of KV, over all layers and ranks.
+        bytes_per_token: of one rank's KV, over all layers.
         block: tokens of the largest block, of any group.
         composition: for loads from two tiers; None: never.
         lookup_deadline: seconds that a lookup may stay pending; 0: for ever.
@@ -121,8 +122,7 @@ class TierChoice:
         Otherwise it could go round for ever, since vLLM asks anew after each failure.
         """
         self._avoided.setdefault(request, set()).add(tier)
-        if len(self._avoided) > LIMIT:
-            self._avoided.popitem(last=False)
+        trim(self._avoided, LIMIT)
 
     def admitted(self, request: str) -> None:
         """The request has its blocks: whatever it asked for is settled."""
@@ -203,8 +203,7 @@ class TierChoice:
     def _still_pending(self, request: str, choice: Choice) -> Choice:
         now = time.monotonic_ns()
         since = self._pending.setdefault(request, now)
-        if len(self._pending) > LIMIT:
-            self._pending.popitem(last=False)
+        trim(self._pending, LIMIT)
         if self._deadline and now - since > self._deadline:
             return choice._replace(tokens=0, why="deadline")
         return choice

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 from . import semconv
+from .bounded import trim
 from .facts import Fact, Joiner
 from .host_tier import HostTier
 from .recorder import Recorder
@@ -47,8 +48,7 @@ class Transfers:
     def offered(self, request: str) -> None:
         """This request's blocks are held for another engine to read."""
         self._sends[request] = time.time_ns()
-        if len(self._sends) > LIMIT:
-            self._sends.popitem(last=False)
+        trim(self._sends, LIMIT)
         self._recorder.set(semconv.TRANSFER_INFLIGHT, len(self._sends), "peer", "send")
 
     def ended(self, shares: Iterable[Fact]) -> Iterator[Fact]:

@@ -265,7 +265,7 @@ def test_a_pull_that_ended_too_late_is_failed_without_naming_blocks() -> None:
 def test_releases_that_know_no_failed_request_are_told_its_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connector_module, "_FAILS_REQUESTS", False)
+    monkeypatch.setattr(connector_module, "FAILS_REQUESTS", False)
     made = with_a_late_pull()
     made._connectors[1].get_finished = lambda finished: (None, None)
 
@@ -285,7 +285,7 @@ def test_an_offer_is_judged_before_any_child_sees_it() -> None:
 def test_releases_that_ask_the_older_question_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connector_module, "_FAILS_REQUESTS", False)
+    monkeypatch.setattr(connector_module, "FAILS_REQUESTS", False)
     made = make_connector(worker=True)
     loader, other = made._connectors
     loader.get_finished = lambda finished: ({"sent"}, {"r", "stranger"})
