@@ -26,7 +26,7 @@ from figure import emit
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "releases"))
 
 import engine_rig as rig
-from contract_checks import HOST, NIXL, PREFILL
+from contract_engines import HOST, NIXL, PREFILL
 from fake_nixl import FakeNixlAgent
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput

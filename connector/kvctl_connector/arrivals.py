@@ -46,7 +46,7 @@ class Arrivals:
             (config.kv_connector_extra_config or {}).get("bidirectional_kv_xfer")
             for config in child_configs
         )
-        self._arrived: OrderedDict[str, str] = OrderedDict()  # request -> the peer that it asks
+        self._arrived: OrderedDict[str, str] = OrderedDict()  # request -> peer of a signed offer
         self._leases: dict[str, Lease] = {}
 
     def arrived(self, request: Any) -> None:
@@ -77,7 +77,9 @@ class Arrivals:
         if verdict.refused and self._refuses:
             params["do_remote_prefill"] = False
         else:
-            self._arrived[name] = peer
+            # An unsigned offer may name any address with a peer's id: that it fails tells of that
+            # peer only if something was read.
+            self._arrived[name] = peer if verdict.signed else ""
             self._note_lease(name, params)
         self._count(verdict)
 
@@ -94,10 +96,10 @@ class Arrivals:
     def pulled(self, request: str, peer: str, *, well: bool) -> None:
         """A pull for this request has ended, or was given up; it may be gone by now.
 
-        `peer`: its engine id, if something was read; else the one that the offer named.
+        `peer`: its engine id, if something was read; else the one that a signed offer named.
         """
         peer = peer or self._arrived.get(request, "")
-        if not peer:
+        if not peer or not self._refuses:
             return
         change = self._quarantine.ended(peer, well=well)
         if change is None:

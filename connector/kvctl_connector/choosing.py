@@ -5,14 +5,15 @@ What is chosen is decided in tier_choice.py; here it is put into vLLM's question
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from .forwarding import FAILS_REQUESTS, Forwarding
 from .scheduler_half import SchedulerHalf
 from .store_fence import fence
-from .tier_choice import Choice
+from .tier_choice import Choice, Offer
 
 
 class Choosing(Forwarding):
@@ -26,6 +27,7 @@ class Choosing(Forwarding):
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        self._heard: list[Offer | None] = [None] * len(self._connectors)
         self._choices: dict[str, Choice] = {}
         self._last_loads: tuple[str, dict[int, tuple[int, Any]]] = ("", {})
         self._new_loads: dict[str, tuple[int, ...]] = {}
@@ -62,9 +64,10 @@ class Choosing(Forwarding):
             if choice.child is not None:
                 self._requests_to_connector[name] = choice.child
         else:
+            self._heard = [None] * len(self._connectors)
             tokens, waits = super().get_num_new_matched_tokens(request, num_computed_tokens)
             child = self._requests_to_connector.get(name)
-            choice = Choice(child, tokens, waits, "upstream", ())
+            choice = Choice(child, tokens, waits, "upstream", tuple(self._heard))
         self._choices[name] = choice
         return choice.tokens, choice.waits
 
@@ -114,6 +117,22 @@ class Choosing(Forwarding):
             child = self._connectors[index]
             sources.update(child.get_external_cache_hit_sources(request, tokens))
         return dict(sources)
+
+    def _hear_offers(self) -> None:
+        """Where upstream chooses: listens to what each child answers, to record it."""
+        for index, child in enumerate(self._connectors):
+            child.get_num_new_matched_tokens = self._hearing(
+                index, child.get_num_new_matched_tokens
+            )
+
+    def _hearing(self, index: int, ask: Callable[..., tuple[int | None, bool]]) -> Any:
+        @functools.wraps(ask)
+        def get_num_new_matched_tokens(*args: Any, **kwargs: Any) -> tuple[int | None, bool]:
+            answer = ask(*args, **kwargs)
+            self._heard[index] = Offer(*answer)
+            return answer
+
+        return get_num_new_matched_tokens
 
     def _tell_reused_blocks(self, loads: Collection[int], blocks: Any) -> None:
         """Tells the offload children which blocks other children are about to write (D8)."""

@@ -22,10 +22,12 @@ class GivenUp(NamedTuple):
     Attributes:
         number: by which its end is reported.
         children: that loaded.
+        tiers: that had not loaded their part.
     """
 
     number: int
     children: tuple[int, ...]
+    tiers: tuple[str, ...] = ()
 
 
 @dataclass

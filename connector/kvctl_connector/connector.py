@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import multi_connector as upstream
@@ -33,8 +34,9 @@ NAME = "MultiConnector"
 MODULE = "kvctl_connector.connector"
 SWITCH = "KVCTL_CONNECTOR"
 
-# Which tier a child serves, by the prefix of its class's name.
-_TIER_OF = {"Nixl": "peer", "Offloading": "host", "SimpleCPUOffload": "host"}
+# Specs of OffloadingConnector that load straight from storage have such a word in their name.
+# vLLM's own load through host memory, whatever lies behind it (v1/kv_offload/, 0.20.2 to 0.33.0).
+_STORAGE = re.compile("storage|disk|nvme|filesystem|gds", re.IGNORECASE)
 
 
 class MultiConnector(Choosing):
@@ -73,7 +75,7 @@ class MultiConnector(Choosing):
         if switched_off:
             logger.warning("kvctl: %s=off, this is stock MultiConnector", SWITCH)
             return
-        tiers = [_tier(child) for child in self._connectors]
+        tiers = list(map(_tier, self._connectors, self._ktc_kv_transfer_config))
         self._chooses = self._composes and options.tier_policy == "fastest"
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler_half = SchedulerHalf(
@@ -84,6 +86,8 @@ class MultiConnector(Choosing):
                 self._connectors,
                 self._ktc_kv_transfer_config,
             )
+            if not self._chooses:
+                self._hear_offers()
             if self._composes:
                 tell = self._scheduler_half.missing
                 self._indexes = OffloadIndex.find_all(self._connectors, tell)
@@ -119,11 +123,11 @@ class MultiConnector(Choosing):
             return meta
         if scheduler_output.scheduled_new_reqs:
             half.scheduled(scheduler_output.scheduled_new_reqs)
-        for child in meta.metadata:
+        for index, child in enumerate(meta.metadata):
             # By job from vLLM 0.22.1 on, by request in 0.20.2.
             for stores in ("store_jobs", "reqs_to_store"):
                 if announced := getattr(child, stores, None):
-                    half.announced(announced)
+                    half.announced(index, announced)
         leases = half.arrivals.take_leases()
         given_up, saves = half.give_up_overdue(), self._take_saves()
         if self._new_loads or leases or given_up or saves:
@@ -264,9 +268,12 @@ def _local_rank(vllm_config: Any) -> int:
     return int(replica * parallel.world_size + parallel.rank)
 
 
-def _tier(child: Any) -> str:
-    name = type(child).__name__
-    return next((tier for prefix, tier in _TIER_OF.items() if name.startswith(prefix)), "host")
+def _tier(child: Any, config: Any) -> str:
+    """Which tier a child serves."""
+    if type(child).__name__.startswith("Nixl"):
+        return "peer"
+    spec = (config.kv_connector_extra_config or {}).get("spec_name")
+    return "disk" if _STORAGE.search(str(spec)) else "host"
 
 
 def _wrong_name(name: object) -> str:

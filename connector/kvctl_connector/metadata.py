@@ -42,7 +42,7 @@ class WorkerMetadata(upstream.MultiKVConnectorWorkerMetadata):
         return WorkerMetadata(
             metadata=joined.metadata,
             facts=[*self.facts, *other.facts],
-            missing=self.missing,
+            missing=sorted({*self.missing, *other.missing}),
             strays=self.strays + other.strays,
             ended=[*self.ended, *other.ended],
             own_saves=[*self.own_saves, *other.own_saves],

@@ -32,23 +32,28 @@ _FAILURES = {
 
 
 @dataclass
-class _Pull:
-    """What is known of one request's pull on this rank. Times are Unix ns, 0: not yet."""
-
-    peer: str = ""
-    posted: int = 0
-    completed: int = 0
-    bytes: int = 0
-    failure: tuple[str, str] | None = None
-
-
-@dataclass
 class _Handle:
-    """One posted descriptor list."""
+    """One posted descriptor list. Times are Unix ns, 0: not yet."""
 
     pull: _Pull
     posted: int = 0
     done: int = 0
+
+
+@dataclass
+class _Pull:
+    """What is known of one request's pull on this rank."""
+
+    peer: str = ""
+    posted: int = 0
+    bytes: int = 0
+    failure: tuple[str, str] | None = None
+    handles: list[_Handle] = field(default_factory=list)
+
+    @property
+    def completed(self) -> int:
+        """When the last handle was done."""
+        return max((handle.done for handle in self.handles), default=0)
 
 
 @dataclass
@@ -179,7 +184,8 @@ class NixlProbe:
                     self._handles.popitem(last=False)
                 # By identity: a reference would keep an abandoned transfer alive, since the
                 # handle's finalizer is what releases it.
-                self._handles[_key(handle)] = _Handle(self._current)
+                posted = self._handles[_key(handle)] = _Handle(self._current)
+                self._current.handles.append(posted)
 
         def make_prepped_xfer(*args: Any, **kwargs: Any) -> Any:
             handle = original(*args, **kwargs)
@@ -207,7 +213,6 @@ class NixlProbe:
             known = self._handles.get(_key(handle))
             if known is not None and not known.done:
                 known.done = time.time_ns()
-                known.pull.completed = max(known.pull.completed, known.done)
 
         def check_xfer_state(handle: Any, *args: Any, **kwargs: Any) -> Any:
             state = original(handle, *args, **kwargs)
@@ -223,14 +228,11 @@ class NixlProbe:
             known = self._handles.get(_key(handle))
             if known is None or telemetry is None:
                 return
-            pull = known.pull
-            pull.bytes += int(telemetry.totalBytes)
+            known.pull.bytes += int(telemetry.totalBytes)
             # NIXL's own end of the transfer (microseconds since the post) is earlier than the
-            # poll that noticed it. The latest of all handles counts.
+            # poll that noticed it.
             end = known.posted + int(telemetry.xferDuration) * 1000
-            others = (h.done for h in self._handles.values() if h.pull is pull and h is not known)
             known.done = min(end, known.done or end)
-            pull.completed = max(known.done, *others, 0)
 
         def get_xfer_telemetry(handle: Any, *args: Any, **kwargs: Any) -> Any:
             telemetry = original(handle, *args, **kwargs)

@@ -22,6 +22,7 @@ from .feed import Feed
 from .guard import guarded, logger
 from .host_tier import HostTier
 from .identity import data_parallel_rank, hello, version
+from .offload_overdue import let_go
 from .recorder import Recorder
 from .tier_choice import Choice, TierChoice
 from .transfers import Transfers
@@ -34,6 +35,7 @@ LIMIT = 65_536  # requests remembered at once
 _REASONS = {
     "peer": semconv.REASONS,
     "host": ("io_error", "no_space", "wait_deadline", "unknown"),
+    "disk": ("io_error", "no_space", "wait_deadline", "unknown"),
 }
 
 
@@ -61,6 +63,7 @@ class SchedulerHalf:
         self._options = options
         self._tiers = tiers
         self._external: OrderedDict[str, int] = OrderedDict()
+        self._missing: set[str] = set()
         self._dropped: dict[str, int] = {}
         found = map(HostTier.find, children, child_configs)
         self._host_tier = next((tier for tier in found if tier is not None), None)
@@ -69,6 +72,8 @@ class SchedulerHalf:
             self.recorder,
             vllm_config.parallel_config.world_size,
             options.wait_deadline_ms / 1000 if options.mode == "compose" else 0,
+            tiers,
+            let_go=lambda child, request: let_go(children[child], request),
         )
         self.transfers = Transfers(self.recorder, self._host_tier)
         self.choice = self._tier_choice(vllm_config, kv_cache_config, children)
@@ -139,17 +144,20 @@ class SchedulerHalf:
             self.recorder.add(semconv.PROMPT_TOKENS, computed, "computed")
 
     @guarded
-    def announced(self, stores: Iterable[int | str]) -> None:
-        """Stores that the workers are about to be given, as `Transfers.announced` wants them."""
-        self.transfers.announced(stores)
+    def announced(self, child: int, stores: Iterable[int | str]) -> None:
+        """Stores that a child's workers are about to be given, as `Transfers.announced` wants
+        them."""
+        self.transfers.announced(self._tiers[child], stores)
 
     def give_up_overdue(self) -> dict[str, GivenUp]:
         """Loads that the workers are to give up, by request. Not guarded: blocks depend on it."""
         overdue = self.waits.give_up_overdue()
-        for request in overdue:
+        for request, load in overdue.items():
             self._external.pop(request, None)
-            self.choice.avoid(request, "peer")
-            self.arrivals.pulled(request, "", well=False)
+            for tier in load.tiers:
+                self.choice.avoid(request, tier)
+            if "peer" in load.tiers:
+                self.arrivals.pulled(request, "", well=False)
         return overdue
 
     @guarded
@@ -205,9 +213,14 @@ class SchedulerHalf:
 
     @guarded
     def missing(self, hooks: list[str]) -> None:
-        """Hooks that the workers did not find: their absence is counted, once."""
-        for hook in hooks:
+        """Hooks that were not found here or in a worker: each is counted, and named, once."""
+        new = set(hooks) - self._missing
+        for hook in sorted(new):
             self.recorder.add(semconv.TELEMETRY_DROPPED, 1, "hook", hook)
+        if new:
+            self._set_info(0)  # what it said before is no longer so
+            self._missing |= new
+            self._set_info(1)
 
     def _tier_choice(
         self, vllm_config: Any, kv_cache_config: Any, children: list[Any]
@@ -235,9 +248,11 @@ class SchedulerHalf:
 
     def _record_choice(self, request: str, choice: Choice, parts: tuple[Part, ...]) -> None:
         if choice.why == "deadline":
-            self.recorder.add(
-                semconv.TRANSFER_FAILURES, 1, "host", "load", "queue", "wait_deadline", ""
-            )
+            for tier, offer in zip(self._tiers, choice.offers, strict=True):
+                if offer is not None and offer.tokens is None:
+                    self.recorder.add(
+                        semconv.TRANSFER_FAILURES, 1, tier, "load", "queue", "wait_deadline", ""
+                    )
         offers: dict[str, int] = {}
         for tier, offer in zip(self._tiers, choice.offers, strict=False):
             if offer is not None:
@@ -266,10 +281,14 @@ class SchedulerHalf:
             self.recorder.set(semconv.TIER_CAPACITY, self._host_tier.capacity, "host")
             self.recorder.set(semconv.TIER_USED, 0, "host")
         self.recorder.set(semconv.BLOCKS_HELD, 0, "abort")
+        self._children = "+".join(type(child).__name__ for child in children)
+        self._set_info(1)
+
+    def _set_info(self, value: int) -> None:
         self.recorder.set(
-            semconv.CONNECTOR_INFO, 1,
-            __version__, version("vllm"), version("nixl"),
-            "+".join(type(child).__name__ for child in children), self._options.mode, "",
+            semconv.CONNECTOR_INFO, value,
+            __version__, version("vllm"), version("nixl"), self._children, self._options.mode,
+            "+".join(sorted(self._missing)),
         )  # fmt: skip
 
 

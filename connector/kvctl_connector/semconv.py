@@ -200,7 +200,7 @@ TELEMETRY_DROPPED = Metric(
 )  # fmt: skip
 CONNECTOR_INFO = Metric(
     "kvctl.connector.info", Kind.GAUGE, "{engine}",
-    "Always 1: versions, children, mode and missing hooks of this engine's connector.",
+    "1 for what holds: versions, children, mode and missing hooks of this engine's connector.",
     ("version", "vllm", "nixl", "children", "mode", "missing_hooks"),
 )  # fmt: skip
 ENGINE_UP = Metric(

@@ -29,7 +29,7 @@ class Transfers:
         self._host_tier = host_tier
         self._joiner = Joiner()
         self._sends: OrderedDict[str, int] = OrderedDict()
-        self._stores: set[int | str] = set()
+        self._stores: dict[str, set[int | str]] = {}  # by tier
         self.speeds = Speeds()
 
     @property
@@ -37,13 +37,14 @@ class Transfers:
         """Transfers of which a rank never told its share."""
         return self._joiner.dropped
 
-    def announced(self, stores: Iterable[int | str]) -> None:
-        """Stores that the workers are about to be given, by the job's number.
+    def announced(self, tier: str, stores: Iterable[int | str]) -> None:
+        """Stores that a tier's workers are about to be given, by the job's number.
 
         vLLM 0.20.2 numbers them in the workers only: there by request.
         """
-        self._stores.update(stores)
-        self._recorder.set(semconv.TRANSFER_INFLIGHT, len(self._stores), "host", "store")
+        inflight = self._stores.setdefault(tier, set())
+        inflight.update(stores)
+        self._recorder.set(semconv.TRANSFER_INFLIGHT, len(inflight), tier, "store")
 
     def offered(self, request: str) -> None:
         """This request's blocks are held for another engine to read."""
@@ -82,8 +83,9 @@ class Transfers:
                 fact.tier, fact.direction, fact.phase, fact.reason, peer,
             )  # fmt: skip
         if fact.direction == "store":
-            self._stores -= {int(fact.key), fact.request}
-            recorder.set(semconv.TRANSFER_INFLIGHT, len(self._stores), "host", "store")
+            inflight = self._stores.setdefault(fact.tier, set())
+            inflight -= {int(fact.key), fact.request}
+            recorder.set(semconv.TRANSFER_INFLIGHT, len(inflight), fact.tier, "store")
         if fact.tier == "host" and self._host_tier is not None:
             recorder.set(semconv.TIER_USED, self._host_tier.used, "host")
         recorder.put(

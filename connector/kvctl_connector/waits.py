@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ class _Load:
 
     Attributes:
         start, since: when it was parked: Unix ns, and ns of a clock that nobody sets.
-        local: tiers other than the peer's that have not reported their part.
+        open: tiers that have not reported their part.
         outcome: the worst of the parts that have.
     """
 
@@ -45,7 +45,7 @@ class _Load:
     blocks: Any
     start: int
     since: int
-    local: set[str]
+    open: set[str]
     outcome: str = "ok"
 
     @property
@@ -67,14 +67,25 @@ class Waits:
     Args:
         ranks: of the engine; each reports the end of a load that was given up.
         deadline: seconds; 0: none.
+        tiers: of the engine's children.
+        let_go: has a child, by its index, go on without the load that it makes for a request;
+            False: it cannot, so the load is waited for. Not asked of a pull.
     """
 
-    def __init__(self, recorder: Recorder, ranks: int, deadline: float) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        ranks: int,
+        deadline: float,
+        tiers: Iterable[str],
+        let_go: Callable[[int, str], bool],
+    ) -> None:
         self._recorder = recorder
         self._ranks = ranks
+        self._let_go = let_go
         self._deadline = int(deadline * 1e9)
         self._loads: OrderedDict[str, _Load] = OrderedDict()
-        self._waiting: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter(dict.fromkeys(tiers, 0))
         self._aborted: OrderedDict[str, int] = OrderedDict()
         self._held: dict[int, _Held] = {}
         self._number = 0
@@ -95,7 +106,7 @@ class Waits:
         self._drop(request)
         load = self._loads[request] = _Load(
             parts, blocks, time.time_ns(), time.monotonic_ns(),
-            {part.tier for part in parts} - {"peer"},
+            {part.tier for part in parts},
         )  # fmt: skip
         self._count(load, 1)
         if len(self._loads) > LIMIT:
@@ -105,7 +116,7 @@ class Waits:
     def part_ended(self, request: str, tier: str, outcome: str) -> None:
         """One tier's part of a load has ended, on all ranks."""
         if (load := self._loads.get(request)) is not None:
-            load.local.discard(tier)
+            load.open.discard(tier)
             if outcome != "ok":
                 load.outcome = outcome
 
@@ -132,29 +143,32 @@ class Waits:
     def give_up_overdue(self) -> dict[str, GivenUp]:
         """Reserves the blocks of every load that has passed the deadline, and names them.
 
-        Only a pull is given up: a part that a local tier still loads is waited for. To be called
-        once a step, before its metadata is shipped.
+        To be called once a step, after the children's metadata was built and before it is shipped.
         """
         if not self._deadline or self.block_pool is None:
             return {}
         overdue: dict[str, GivenUp] = {}
         latest = time.monotonic_ns() - self._deadline
         passed = itertools.takewhile(lambda item: item[1].since <= latest, self._loads.items())
-        # vLLM's offload connector cannot let go of a load that its worker still makes: it would
-        # end the engine when the request goes on (OFF/scheduler.py 0.32.0:1806).
-        for request, load in [item for item in passed if not item[1].local]:
+        for request, load in list(passed):
+            local = [part for part in load.parts if part.tier in load.open and part.tier != "peer"]
+            if not all(self._let_go(part.child, request) for part in local):
+                continue
             self._drop(request)
             number = self._hold(load)
             self._record(request, load, "failed")
-            self._recorder.add(
-                semconv.TRANSFER_FAILURES, 1, "peer", "recv", "move", "wait_deadline", ""
-            )
+            for tier in load.open:
+                direction = "recv" if tier == "peer" else "load"
+                self._recorder.add(
+                    semconv.TRANSFER_FAILURES, 1, tier, direction, "move", "wait_deadline", ""
+                )
             logger.warning(
-                "kvctl: %s has waited %.0f s for its KV: it is answered without it, and its "
+                "kvctl: %s has waited %.0f s for its KV (%s): it is answered without it, and its "
                 "blocks stay reserved until the transfer has ended",
-                request, (time.time_ns() - load.start) / 1e9,
+                request, (time.time_ns() - load.start) / 1e9, " and ".join(sorted(load.open)),
             )  # fmt: skip
-            overdue[request] = GivenUp(number, tuple(part.child for part in load.parts))
+            children = tuple(part.child for part in load.parts)
+            overdue[request] = GivenUp(number, children, tuple(load.open))
         return overdue
 
     def loads_ended(self, numbers: Iterable[int]) -> None:
@@ -174,8 +188,9 @@ class Waits:
         remote, waiting = self._waiting["peer"], len(self._loads)
         self._recorder.set(semconv.REQUEST_WAITING, remote, "remote_kv")
         self._recorder.set(semconv.REQUEST_WAITING, waiting - remote, "offload_load")
-        self._recorder.set(semconv.TRANSFER_INFLIGHT, remote, "peer", "recv")
-        self._recorder.set(semconv.TRANSFER_INFLIGHT, self._waiting["local"], "host", "load")
+        for tier, count in self._waiting.items():
+            direction = "recv" if tier == "peer" else "load"
+            self._recorder.set(semconv.TRANSFER_INFLIGHT, count, tier, direction)
 
     def _drop(self, request: str) -> _Load | None:
         load = self._loads.pop(request, None)
@@ -185,8 +200,8 @@ class Waits:
 
     def _count(self, load: _Load, by: int) -> None:
         """Counted as they come and go: thousands may wait, and each step changes some."""
-        for kind in {"peer" if part.tier == "peer" else "local" for part in load.parts}:
-            self._waiting[kind] += by
+        for tier in {part.tier for part in load.parts}:
+            self._waiting[tier] += by
 
     def _hold(self, load: _Load) -> int:
         blocks = [

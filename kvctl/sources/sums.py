@@ -89,7 +89,8 @@ def _by(attribute: str, found: list[Series]) -> dict[str, int]:
 
 
 def _connector(found: list[Series]) -> Mapping[str, str]:
-    return {clean(key): clean(value) for one in found for key, value in one.attributes.items()}
+    holds = (one for one in found if one.value)  # 0: until the workers had told what they miss
+    return {clean(key): clean(value) for one in holds for key, value in one.attributes.items()}
 
 
 def _distribution(metric: semconv.Metric, series: Series) -> Distribution:

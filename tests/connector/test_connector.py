@@ -348,10 +348,10 @@ def test_what_a_step_was_told_is_never_touched_again() -> None:
 
 def test_ranks_are_aggregated_whatever_each_had_to_say() -> None:
     quiet = WorkerMetadata(metadata=(None, None))
-    busy = WorkerMetadata(metadata=(None, None), facts=[FACT], strays=2)
+    busy = WorkerMetadata(metadata=(None, None), facts=[FACT], strays=2, missing=["hook"])
     for joined in (quiet.aggregate(busy), busy.aggregate(quiet)):
         assert isinstance(joined, WorkerMetadata)
-        assert (joined.facts, joined.strays) == ([FACT], 2)
+        assert (joined.facts, joined.strays, joined.missing) == ([FACT], 2, ["hook"])
 
 
 def test_a_request_that_ends_before_it_was_queried_is_judged_first() -> None:
@@ -375,7 +375,24 @@ def test_a_release_that_names_stores_by_request() -> None:
     for child in made._connectors:
         child.build_connector_meta = lambda _: SimpleNamespace(reqs_to_store={"r": ()})
     step(made)
-    assert made._scheduler_half.calls.count(("announced", {"r": ()})) == 2
+    told = [call for call in made._scheduler_half.calls if call[0] == "announced"]
+    assert told == [("announced", 0, {"r": ()}), ("announced", 1, {"r": ()})]
+
+
+@pytest.mark.parametrize(
+    ("child", "extra", "tier"),
+    [
+        ("NixlConnector", None, "peer"),
+        ("NixlPushConnector", {}, "peer"),
+        ("SimpleCPUOffloadConnector", None, "host"),
+        ("OffloadingConnector", {"spec_name": "TieringOffloadingSpec"}, "host"),
+        ("OffloadingConnector", {"spec_name": "SharedStorageOffloadingSpec"}, "disk"),
+    ],
+)
+def test_which_tier_a_child_serves(child: str, extra: Any, tier: str) -> None:
+    made = type(child, (), {})()
+    config = SimpleNamespace(kv_connector_extra_config=extra)
+    assert connector_module._tier(made, config) == tier
 
 
 def test_events_are_a_list_so_that_none_is_false() -> None:
@@ -495,6 +512,19 @@ def test_upstreams_order(composes: bool) -> None:
     assert told == ({5} if composes else set())
     second.matched = (None, False)
     assert made.get_num_new_matched_tokens(make_request(), 0) == (None, False)
+
+
+def test_upstreams_order_records_what_it_passes_over() -> None:
+    made = make_connector()
+    made._composes = made._chooses = False
+    made._hear_offers()
+    first, second = made._connectors
+    first.matched, second.matched = (128, True), (1000, True)
+    made.get_num_new_matched_tokens(make_request(), 0)
+    assert made._choices["r"].offers == ((128, True), (1000, True))
+    first.matched, second.matched = (None, False), (1000, True)
+    made.get_num_new_matched_tokens(make_request(), 0)
+    assert made._choices["r"].offers == ((None, False), None), "the second one was not asked"
 
 
 def test_in_observe_mode_every_report_passes() -> None:

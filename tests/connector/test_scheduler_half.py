@@ -11,6 +11,7 @@ import pytest
 from kvctl_connector import arrivals
 from kvctl_connector.config import ConfigError, Options
 from kvctl_connector.facts import Fact
+from kvctl_connector.offers import Verdict
 from kvctl_connector.recorder import Recorder
 from kvctl_connector.scheduler_half import SchedulerHalf
 from kvctl_connector.tier_choice import Choice, Offer
@@ -143,7 +144,7 @@ def test_prompt_tokens_are_counted_by_where_they_came_from(half: SchedulerHalf) 
 
 
 def test_stores_are_in_flight_until_their_job_ends(half: SchedulerHalf) -> None:
-    half.announced([1, 2])
+    half.announced(1, [1, 2])
     assert values(half)["transfer.inflight", "host", "store"] == 2
     FakeManager.free = 7
     try:
@@ -158,7 +159,7 @@ def test_stores_are_in_flight_until_their_job_ends(half: SchedulerHalf) -> None:
 
 def test_stores_that_are_known_by_request_alone(half: SchedulerHalf) -> None:
     """As on vLLM 0.20.2."""
-    half.announced(["a", "b"])
+    half.announced(1, ["a", "b"])
     stored = make_fact(tier="host", direction="store", key="0", request="a", peer="")
     half.completed([stored], (), 0)
     assert values(half)["transfer.inflight", "host", "store"] == 1
@@ -282,9 +283,13 @@ def test_signatures_need_a_key(half: SchedulerHalf, monkeypatch: pytest.MonkeyPa
 def test_strays_and_missing_hooks_are_counted(half: SchedulerHalf) -> None:
     half.completed([], (), 3)
     half.missing(["_read_blocks"])
+    half.missing(["offload_worker", "_read_blocks"])  # another rank, a step later
     found = values(half)
     assert found["telemetry.dropped", "recorder", "stray_completion"] == 3
     assert found["telemetry.dropped", "hook", "_read_blocks"] == 1
+    assert found["telemetry.dropped", "hook", "offload_worker"] == 1
+    named = {key[-1] for key, value in found.items() if key[0] == "connector.info" and value}
+    assert named == {"_read_blocks+offload_worker"}
 
 
 def test_a_plain_pair_stays_within_the_budget_of_series(half: SchedulerHalf) -> None:
@@ -315,6 +320,28 @@ def test_a_peer_whose_pulls_keep_failing_is_no_longer_asked(half: SchedulerHalf)
     found = values(half)
     assert found["transfer.failures", "peer", "recv", "peer_quarantined"] == 1
     assert found["peer.quarantined", "prefill"] == 1
+
+
+def fail_three_times_before_anything_is_read(half: SchedulerHalf, *, signed: bool) -> float:
+    """Whether the peer that the offers named is in quarantine then."""
+    half.arrivals._offers.judge = lambda request: Verdict("", signed)  # type: ignore[method-assign]
+    for number in range(3):
+        name = f"r{number}"
+        half.arrived(make_request(name, make_offer(remote_request_id=name)))
+        half.completed([make_fact(key=name, request=name, outcome="failed", peer="")], (), 0)
+    return values(half).get(("peer.quarantined", "prefill"), 0)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_whose_failure_it_is_only_a_signed_offer_tells(half: SchedulerHalf, signed: bool) -> None:
+    """Anybody can name a closed port with a real peer's id."""
+    assert fail_three_times_before_anything_is_read(half, signed=signed) == signed
+
+
+def test_in_observe_mode_nobody_is_in_quarantine(half: SchedulerHalf) -> None:
+    observing = make_half(Options("t", "observing", "decode", mode="observe"))
+    assert fail_three_times_before_anything_is_read(observing, signed=True) == 0
+    observing.close()
 
 
 def test_a_tier_that_failed_a_request_is_avoided_for_it(half: SchedulerHalf) -> None:

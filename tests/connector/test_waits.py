@@ -45,8 +45,12 @@ def pool() -> BlockPool:
     return BlockPool(num_gpu_blocks=8, enable_caching=True, hash_block_size=128)
 
 
-def make_waits(pool: BlockPool | None, *, ranks: int = 1, deadline: float = 5) -> Waits:
-    waits = Waits(Recorder(), ranks, deadline)
+def make_waits(
+    pool: BlockPool | None, *, ranks: int = 1, deadline: float = 5, lets_go: bool = False
+) -> Waits:
+    waits = Waits(
+        Recorder(), ranks, deadline, ("peer", "host"), let_go=lambda child, request: lets_go
+    )
     waits.block_pool = pool
     return waits
 
@@ -83,7 +87,7 @@ def test_blocks_stay_reserved_until_every_rank_has_ended(clock: Clock, pool: Blo
     waits.begin("r", PEER, blocks)
     clock.pass_by(5.1)
 
-    assert waits.give_up_overdue() == {"r": GivenUp(1, (0,))}
+    assert waits.give_up_overdue() == {"r": GivenUp(1, (0,), ("peer",))}
     assert waits.give_up_overdue() == {}, "once"
     pool.free_blocks(blocks.blocks[0])  # vLLM has the request recomputed in other blocks
     assert pool.get_num_free_blocks() == before, "nobody gets them"
@@ -122,17 +126,31 @@ def test_only_the_overdue_ones(clock: Clock, pool: BlockPool) -> None:
     assert "young" in waits
 
 
-def test_a_part_that_host_memory_still_loads_is_waited_for(clock: Clock, pool: BlockPool) -> None:
-    """vLLM's offload connector ends the engine when its load is given up under it."""
-    waits = make_waits(pool)
+def test_a_load_that_its_child_cannot_let_go_is_waited_for(clock: Clock, pool: BlockPool) -> None:
+    waits = make_waits(pool, lets_go=False)
     waits.begin("composed", (Part(1, "host", 128), Part(0, "peer", 256)), take(pool, 2))
     waits.begin("local", (Part(1, "host", 128),), take(pool, 1))
     waits.begin("pulled", PEER, take(pool, 1))
     clock.pass_by(6)
     assert list(waits.give_up_overdue()) == ["pulled"]
     waits.part_ended("composed", "host", "ok")
-    assert list(waits.give_up_overdue()) == ["composed"]
+    assert waits.give_up_overdue()["composed"].tiers == ("peer",)
     assert "local" in waits
+
+
+def test_a_load_that_its_child_lets_go_is_given_up(clock: Clock, pool: BlockPool) -> None:
+    waits = make_waits(pool, lets_go=True)
+    waits.begin("composed", (Part(1, "host", 128), Part(0, "peer", 256)), take(pool, 2))
+    waits.begin("local", (Part(1, "host", 128),), take(pool, 1))
+    waits.part_ended("composed", "peer", "ok")
+    clock.pass_by(6)
+    overdue = waits.give_up_overdue()
+    assert overdue == {
+        "composed": GivenUp(1, (1, 0), ("host",)),
+        "local": GivenUp(2, (1,), ("host",)),
+    }
+    assert held(waits) == 3
+    assert failures(waits) == {"wait_deadline": 2}
 
 
 def test_the_worst_part_is_the_outcome_whenever_it_ended(pool: BlockPool) -> None:
