@@ -39,11 +39,16 @@ def start(*children: dict[str, Any], groups: Any = None, hybrid: bool = False) -
     return MultiConnector(config, KVConnectorRole.SCHEDULER, groups or make_groups(FULL))
 
 
-def check(child: type, *specs: Any, hybrid: bool = False, name: str = "FakeConnector") -> None:
+def objection(child: type, *specs: Any, hybrid: bool = False, name: str = "FakeConnector") -> str:
+    """Why a child is refused; empty: it is not."""
     config = make_config(entry("FakeConnector"))
     config.scheduler_config.disable_hybrid_kv_cache_manager = not hybrid
     config.kv_transfer_config.kv_connector = name
-    start_checks.before_building(config, [(child, config)], make_groups(*specs), enforced=True)
+    try:
+        start_checks.before_building(config, [(child, config)], make_groups(*specs), enforced=True)
+    except ConfigError as refused:
+        return str(refused)
+    return ""
 
 
 def refusal(*children: dict[str, Any], **more: Any) -> str:
@@ -71,14 +76,14 @@ def test_a_child_that_vllm_cannot_look_up_is_refused_with_what_to_write() -> Non
 
 
 def test_nixl_by_its_other_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match='write "kv_connector": "NixlConnector"'):
-        check(NixlFakeConnector, FULL, name="NixlPullConnector")
+    told = objection(NixlFakeConnector, FULL, name="NixlPullConnector")
+    assert 'write "kv_connector": "NixlConnector"' in told
 
 
 def test_push_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_checks, "registered", lambda name: True)  # 0.22.1 has no push mode
-    with pytest.raises(ConfigError, match="prefill write into decode's blocks"):
-        check(type("NixlPushConnector", (NixlFakeConnector,), {}), FULL)
+    told = objection(type("NixlPushConnector", (NixlFakeConnector,), {}), FULL)
+    assert "prefill write into decode's blocks" in told
 
 
 @pytest.fixture
@@ -107,7 +112,7 @@ def test_a_model_whose_failed_reads_nobody_sees_is_refused(specs: tuple[Any, ...
     ],
 )
 def test_others_are_not_refused(child: type, specs: tuple[Any, ...], hybrid: bool) -> None:
-    check(child, *specs, hybrid=hybrid)
+    assert objection(child, *specs, hybrid=hybrid) == ""
 
 
 def test_where_failed_requests_can_be_reported_the_hybrid_model_is_served(
@@ -116,7 +121,7 @@ def test_where_failed_requests_can_be_reported_the_hybrid_model_is_served(
     monkeypatch.setattr(
         base.KVConnectorBase_V1, "get_transfer_results", lambda *_: None, raising=False
     )
-    check(NixlFakeConnector, FULL, SLIDING, hybrid=True)
+    assert objection(NixlFakeConnector, FULL, SLIDING, hybrid=True) == ""
 
 
 def test_an_offload_child_that_cannot_be_told_of_writes_is_refused() -> None:

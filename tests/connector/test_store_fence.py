@@ -30,8 +30,10 @@ def test_where_it_judges_at_once_the_jobs_that_read_the_blocks_are_flushed() -> 
 
 
 def test_others_are_left_alone() -> None:
-    fence(SimpleNamespace(), {1})
-    fence(child(_reqs_being_stored={}), {1})
+    for other in (SimpleNamespace(), child(_reqs_being_stored={})):
+        before = repr(other)
+        fence(other, {1})
+        assert repr(other) == before
 
 
 @pytest.mark.parametrize(

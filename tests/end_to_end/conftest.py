@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from otlp_receiver import OtlpReceiver, http_receiver
-from pair import START, STOP, Pair, free_block
-from planting_spec import FOLDER
+from pair import Pair, topology
 
 from kvctl.demo.model import SERVED_NAME, tiny_model
 from kvctl.demo.prompts import make_prompts
@@ -59,34 +58,13 @@ def pair(tool: Path, receiver: OtlpReceiver, places: Path, engine_python: Path) 
     )
     flags = places / "flags"
     flags.mkdir()
-    base = free_block()
-    content = {
-        "version": 1,
-        "name": "e2e",
-        "model": str(model),
-        "engine": {"python": str(engine_python)},
-        "args": dict(setting.args),
-        "env": {
-            **setting.env,
-            "PYTHONPATH": str(Path(__file__).parent),
-            FOLDER: str(flags),
-            "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
-        },
-        "transfer": {
-            "kv_lease_duration": "10s",
-            "composed_hits": "always",
-            "wait_deadline": "14s",
-        },
-        "offload": {
-            "host": 2 * setting.host_bytes,
-            "extra": {"spec_name": "PlantingHostSpec", "spec_module_path": "planting_spec"},
-        },
-        "telemetry": {"otlp": {"endpoint": receiver.endpoint, "interval": "500ms"}},
-        "instances": {"prefill": {"role": "prefill"}, "decode": {"role": "decode"}},
-        "ports": {"base": base},
-        "start_timeout": f"{START:.0f}s",
-        "stop_timeout": f"{STOP:.0f}s",
+    content = topology("e2e", setting, model, engine_python, flags)
+    content["transfer"] |= {
+        "kv_lease_duration": "10s",
+        "composed_hits": "always",
+        "wait_deadline": "14s",
     }
+    content["telemetry"] = {"otlp": {"endpoint": receiver.endpoint, "interval": "500ms"}}
     file = places / "e2e.yaml"
     file.write_text(yaml.safe_dump(content, sort_keys=False))
     before = set(Path("/dev/shm").iterdir())

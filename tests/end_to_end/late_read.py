@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from pair import Pair, wait_for, worker_of
 
@@ -18,11 +18,10 @@ def late_read(pair: Pair, prompt: int) -> Comparison:
     """Stops decode's worker for longer than the lease while prefill uses the blocks again."""
     worker = worker_of(pair.record("decode-0")["pid"])
     offer = pair.offer(prompt)
-    answers: list[Comparison] = []
-    asking = threading.Thread(target=lambda: answers.append(pair.take(prompt, offer)))
+    pool = ThreadPoolExecutor(1)
     os.kill(worker, signal.SIGSTOP)
     try:
-        asking.start()
+        asked = pool.submit(pair.take, prompt, offer)
         # Decode's scheduler has taken the offer in time; only the read comes too late.
         wait_for(
             lambda: any(t.inflight for t in pair.seen("decode-0").transfers if t.tier == "peer"),
@@ -32,6 +31,5 @@ def late_read(pair: Pair, prompt: int) -> Comparison:
         pair.use_up_prefills_cache()
     finally:
         os.kill(worker, signal.SIGCONT)
-    asking.join(2 * LEASE + 10)
-    assert answers, "no answer"
-    return answers[0]
+        pool.shutdown(wait=False)
+    return asked.result(2 * LEASE + 10)

@@ -10,15 +10,17 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import planting_spec
+
 from kvctl.demo.compare import Answer, Comparison, compare
 from kvctl.demo.reference import MAX_TOKENS, TOP
-from kvctl.demo.setting import CPU_BOUND, DEADLINE
+from kvctl.demo.setting import CPU_BOUND, DEADLINE, Setting
 from kvctl.demo.traffic import ask, parse
 from kvctl.sources.feed import read_snapshot
 from kvctl.sources.snapshot import EngineSnapshot
@@ -157,9 +159,16 @@ class Pair:
         """Empties decode's prefix cache, and its host tier too."""
         wait_for(lambda: self.reset_on_decode(host=host), "decode's caches cannot be reset")
 
+    def forget_on_prefill(self) -> None:
+        """Empties prefill's prefix cache, but not its host tier."""
+        wait_for(lambda: self._reset(self.prefill_url, host=False), "prefill's cache is in use")
+
     def reset_on_decode(self, *, host: bool) -> bool:
-        """The same, if no block is in use right now; whether it was done."""
-        url = f"{self.decode_url}/reset_prefix_cache?reset_external={str(host).lower()}"
+        """Empties decode's, if no block is in use right now; whether it was done."""
+        return self._reset(self.decode_url, host=host)
+
+    def _reset(self, engine: str, *, host: bool) -> bool:
+        url = f"{engine}/reset_prefix_cache?reset_external={str(host).lower()}"
         with urllib.request.urlopen(urllib.request.Request(url, b""), timeout=DEADLINE) as answer:
             return bool(json.load(answer)["success"])
 
@@ -204,6 +213,39 @@ class Pair:
             return None if any(each.inflight for each in snapshot.transfers) else snapshot
 
         return wait_for(quiet, f"{name} has transfers in flight")
+
+
+def topology(
+    name: str, setting: Setting, model: Path, python: Path, flags: Path, path: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """What every pair of the tests is launched from, as the content of a topology file.
+
+    Args:
+        flags: see `Pair`.
+        path: folders that come first on the engines' ``PYTHONPATH``.
+    """
+    return {
+        "version": 1,
+        "name": name,
+        "model": str(model),
+        "engine": {"python": str(python)},
+        "args": dict(setting.args),
+        "env": {
+            **setting.env,
+            "PYTHONPATH": os.pathsep.join(map(str, [*path, Path(planting_spec.__file__).parent])),
+            planting_spec.FOLDER: str(flags),
+            "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
+        },
+        "transfer": {},
+        "offload": {
+            "host": 2 * setting.host_bytes,
+            "extra": {"spec_name": "PlantingHostSpec", "spec_module_path": "planting_spec"},
+        },
+        "instances": {"prefill": {"role": "prefill"}, "decode": {"role": "decode"}},
+        "ports": {"base": free_block()},
+        "start_timeout": f"{START:.0f}s",
+        "stop_timeout": f"{STOP:.0f}s",
+    }
 
 
 def beginning(answer: Answer, tokens: int) -> Answer:

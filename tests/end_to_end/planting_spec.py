@@ -4,7 +4,8 @@ It exists in the tests only: the engine finds it because their topology names th
 loaded in the engine core and in the workers, it can also switch off the guards there, to show that
 the tests of the guards go red without them: while a file of FOLDER is called ``no-lease-guard`` or
 ``no-offer-check``, there is none. While
-``slow-copies`` exists, each copy takes 0.3 s longer; while
+``slow-copies`` exists, each copy takes 0.3 s longer; while ``loads-hang`` exists, no load from
+host memory ends; while
 ``plant`` exists, the next load from host memory gets one wrong block: its
 last one also in the place of its first. A file ``fail-store`` or ``fail-load`` names how the next
 store or load fails.
@@ -23,6 +24,7 @@ from kvctl_connector.offers import Offers, Verdict
 FOLDER = "KVCTL_TEST_FOLDER"
 PLANT = "plant"
 SLOW_COPIES = "slow-copies"
+LOADS_HANG = "loads-hang"
 NO_LEASE_GUARD = "no-lease-guard"
 NO_OFFER_CHECK = "no-offer-check"
 FAIL = {"store": "fail-store", "load": "fail-load"}
@@ -72,6 +74,8 @@ class PlantingHostWorker(HostMemoryWorker):
     def _copy(self, device: Any, host: Any, *, to_host: bool) -> int:
         if _flag(SLOW_COPIES).exists():
             time.sleep(0.3)
+        while not to_host and _flag(LOADS_HANG).exists():
+            time.sleep(0.05)
         fail = _flag(FAIL["store" if to_host else "load"])
         if fail.exists():
             how = fail.read_text()

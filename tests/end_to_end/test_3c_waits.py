@@ -1,12 +1,13 @@
-"""Prefill hangs in the middle of a pull: what is answered without it, and what stays reserved."""
+"""A peer or a tier hangs in the middle of a load: what is answered without it, and what stays
+reserved."""
 
-import os
-import signal
 import threading
 import time
 
 import pytest
-from pair import Pair, session_of, wait_for
+from disorder import stopped
+from pair import Pair, wait_for
+from planting_spec import LOADS_HANG
 
 from kvctl.demo.compare import Comparison
 from kvctl.sources.snapshot import EngineSnapshot
@@ -25,9 +26,9 @@ def test_prefill_hangs(pair: Pair) -> None:
     """Every request is answered by the deadline, and the blocks that prefill may still write stay
     reserved until its reads have ended. By then it is in quarantine, which one request ends."""
     prompts = sorted(range(12), key=lambda prompt: len(pair.prompts[prompt]))[1:4]
+    assert pair.ask(prompts[0]).difference is None  # they know each other
     pair.forget_on_decode()
     offers = [pair.offer(prompt) for prompt in prompts]
-    hanging = session_of(pair.record("prefill-0")["pid"])
     answers: list[Comparison] = []
     asking = [
         threading.Thread(target=lambda pair_=each: answers.append(pair.take(*pair_)))
@@ -35,9 +36,7 @@ def test_prefill_hangs(pair: Pair) -> None:
     ]
     before = pair.settled("decode-0")
     started = time.monotonic()
-    for pid in hanging:
-        os.kill(pid, signal.SIGSTOP)
-    try:
+    with stopped(pair, "prefill-0"):
         for each in asking:
             each.start()
         for each in asking:
@@ -45,13 +44,10 @@ def test_prefill_hangs(pair: Pair) -> None:
         assert len(answers) == len(prompts), "answered while prefill hangs"
         assert time.monotonic() - started > DEADLINE - 1
         assert [each.difference for each in answers] == [None] * len(prompts)
-        stopped = pair.seen("decode-0")
-        assert given_up(stopped) == given_up(before) + len(prompts)
-        assert stopped.held["abort"] >= len(prompts)
-        assert stopped.quarantined
-    finally:
-        for pid in hanging:
-            os.kill(pid, signal.SIGCONT)
+        meanwhile = pair.seen("decode-0")
+        assert given_up(meanwhile) == given_up(before) + len(prompts)
+        assert meanwhile.held["abort"] >= len(prompts)
+        assert meanwhile.quarantined
     wait_for(lambda: pair.seen("decode-0").held["abort"] == 0, "blocks are still held", 60)
 
     refused = pair.refused("peer_quarantined")
@@ -61,6 +57,27 @@ def test_prefill_hangs(pair: Pair) -> None:
         "prefill is still in quarantine", 90,
     )  # fmt: skip
     assert pair.refused("peer_quarantined") >= refused
+
+
+def test_a_load_from_host_memory_hangs(pair: Pair) -> None:
+    """As on a file system that is gone: answered by the deadline, in other blocks."""
+    prompt = max(range(12), key=lambda each: len(pair.prompts[each]))
+    pair.compute(prompt)  # prefill stores it
+    pair.settled("prefill-0")
+    pair.use_up_prefills_cache()
+    before = pair.settled("prefill-0")
+    with pair.flag(LOADS_HANG):
+        started = time.monotonic()
+        offer = pair.offer(prompt)
+        assert time.monotonic() - started > DEADLINE - 1
+        meanwhile = pair.seen("prefill-0")
+        assert given_up(meanwhile) == given_up(before) + 1
+        assert meanwhile.held["abort"] > 0
+    pair.forget_on_decode()
+    assert pair.take(prompt, offer).difference is None
+    wait_for(lambda: pair.seen("prefill-0").held["abort"] == 0, "blocks are still held", 60)
+    after = pair.settled("prefill-0").transfers_of("host", "load")
+    assert after.not_ok == before.transfers_of("host", "load").not_ok, "it ended well, unused"
 
 
 def test_afterwards_pulls_are_in_time(pair: Pair) -> None:

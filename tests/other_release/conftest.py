@@ -12,12 +12,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import planting_spec
 import pytest
 import yaml
 from environments import LEASE, RELEASES
-from pair import START, STOP, Pair, free_block
-from planting_spec import FOLDER
+from pair import Pair, topology
 
 from kvctl.demo.model import SERVED_NAME, tiny_model
 from kvctl.demo.prompts import make_prompts
@@ -58,30 +56,9 @@ def pair(places: Path, engine_python: Path) -> Iterator[Pair]:
             python, path = Path(existing), []
         else:
             python, path = release.make(Path(folder))
-        content = {
-            "version": 1,
-            "name": "e2e",
-            "model": str(model),
-            "engine": {"python": str(python)},
-            "args": dict(setting.args),
-            "env": {
-                **setting.env,
-                **release.env,
-                "PYTHONPATH": os.pathsep.join(
-                    map(str, [*path, Path(planting_spec.__file__).parent])
-                ),
-                FOLDER: str(flags),
-            },
-            "transfer": {"kv_lease_duration": f"{LEASE}s", "composed_hits": "always"},
-            "offload": {
-                "host": 2 * setting.host_bytes,
-                "extra": {"spec_name": "PlantingHostSpec", "spec_module_path": "planting_spec"},
-            },
-            "instances": {"prefill": {"role": "prefill"}, "decode": {"role": "decode"}},
-            "ports": {"base": free_block()},
-            "start_timeout": f"{START:.0f}s",
-            "stop_timeout": f"{STOP:.0f}s",
-        }
+        content = topology("e2e", setting, model, python, flags, path)
+        content["env"] |= release.env
+        content["transfer"] |= {"kv_lease_duration": f"{LEASE}s", "composed_hits": "always"}
         file = places / "e2e.yaml"
         file.write_text(yaml.safe_dump(content, sort_keys=False))
         tool = Path(sys.executable).with_name("kvctl")

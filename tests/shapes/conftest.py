@@ -6,13 +6,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import planting_spec
 import pytest
 import yaml
 from layouts import BLOCK, GROUP_BLOCKS, Known, Layout, model_of
 from mixed import branching_prompts
-from pair import START, STOP, Pair, free_block
-from planting_spec import FOLDER
+from pair import Pair, topology
 
 from kvctl.demo.model import SERVED_NAME
 from kvctl.demo.prompts import LONGEST, make_prompts
@@ -78,42 +76,17 @@ def pair(layout: Layout, known: Known, places: Path, engine_python: Path) -> Ite
     setting = setting_for("cpu", gpus=())
     flags = places / f"{layout.name}-flags"
     flags.mkdir()
-    content = {
-        "version": 1,
-        "name": layout.name,
-        "model": str(known.model),
-        "engine": {"python": str(engine_python)},
-        "args": {
-            **setting.args,
-            "num-gpu-blocks-override": layout.device_blocks,
-            **layout.args,
-        },
-        "env": {
-            **setting.env,
-            "PYTHONPATH": str(Path(planting_spec.__file__).parent),
-            FOLDER: str(flags),
-            "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
-        },
-        "transfer": {
-            "kv_lease_duration": f"{layout.lease}s",
-            "composed_hits": layout.composed,
-        },
-        "offload": {
-            "host": layout.host_bytes,
-            "extra": {
-                "spec_name": "PlantingHostSpec",
-                "spec_module_path": "planting_spec",
-                **layout.offload,
-            },
-        },
-        "instances": {
-            "prefill": {"role": "prefill", "args": dict(layout.prefill)},
-            "decode": {"role": "decode", "args": dict(layout.decode)},
-        },
-        "ports": {"base": free_block()},
-        "start_timeout": f"{START:.0f}s",
-        "stop_timeout": f"{STOP:.0f}s",
+    content = topology(layout.name, setting, known.model, engine_python, flags)
+    content["args"] |= {"num-gpu-blocks-override": layout.device_blocks, **layout.args}
+    content["transfer"] |= {
+        "kv_lease_duration": f"{layout.lease}s",
+        "composed_hits": layout.composed,
+        **layout.transfer,
     }
+    content["offload"]["host"] = layout.host_bytes
+    content["offload"]["extra"] |= layout.offload
+    content["instances"]["prefill"]["args"] = dict(layout.prefill)
+    content["instances"]["decode"]["args"] = dict(layout.decode)
     file = places / f"{layout.name}.yaml"
     file.write_text(yaml.safe_dump(content, sort_keys=False))
     tool = Path(sys.executable).with_name("kvctl")

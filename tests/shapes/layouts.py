@@ -40,6 +40,7 @@ class Layout:
         args: flags of both engines.
         prefill, decode: flags of one of them.
         offload: further settings of the host tier.
+        transfer: further settings of the transfer.
         host_bytes: of both engines together; the default holds all that these tests store.
         lease: seconds.
         patience: further seconds that a request has.
@@ -56,6 +57,7 @@ class Layout:
     prefill: Mapping[str, Any] = field(default_factory=dict)
     decode: Mapping[str, Any] = field(default_factory=dict)
     offload: Mapping[str, Any] = field(default_factory=dict)
+    transfer: Mapping[str, Any] = field(default_factory=dict)
     host_bytes: int = 400_000_000
     lease: int = int(LEASE)
     patience: float = 10.0
@@ -89,8 +91,15 @@ ONE_PROCESS = Layout("one-process")
 
 # A host tier that has to evict, and prompts of which it holds the beginnings.
 MIXED = Layout(
-    "mixed", host_bytes=60_000_000, lease=5, patience=85.0, composed="always", branching=48
+    "mixed",
+    device_blocks=40,
+    host_bytes=60_000_000,
+    lease=5,
+    patience=85.0,
+    composed="always",
+    branching=48,
 )
+FAILING = Layout("failing", transfer={"kv_load_failure_policy": "fail"}, patience=30.0)
 PLAIN = Layout("plain", patience=30.0)
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -94,6 +95,30 @@ def test_a_thousand_mixed_requests_while_things_fail(pair: Pair) -> None:
     reasons = {each.reason for each in decode.failures}
     assert {"offer_mismatch", "offer_reused", "lease_expired"} <= reasons
     nothing_is_left(pair)
+
+
+@mixed_prompts
+def test_eviction_races_a_load(pair: Pair) -> None:
+    """A slow load, and stores that must evict to have room, from a tier that is full."""
+    prompt = max(range(len(pair.prompts)), key=lambda each: len(pair.prompts[each]))
+    pair.compute(prompt)
+    pair.settled("prefill-0")
+    pair.forget_on_prefill()
+    before = pair.settled("prefill-0")
+    assert all(tier.used == tier.capacity for tier in before.tiers)
+
+    with pair.flag(SLOW_COPIES), ThreadPoolExecutor(4) as pool:
+        offered = pool.submit(pair.offer, prompt)
+        for other in range(len(pair.prompts)):
+            if other != prompt:
+                pool.submit(pair.compute, other)
+
+    after = pair.settled("prefill-0")
+    for direction in ("load", "store"):
+        moved = [seen.transfers_of("host", direction).bytes for seen in (before, after)]
+        assert moved[1] > moved[0], direction
+    pair.forget_on_decode()
+    assert pair.take(prompt, offered.result()).difference is None
 
 
 @mixed_prompts

@@ -1,0 +1,76 @@
+"""`kv_load_failure_policy: fail`: whatever load fails, the client is told so; and nothing else."""
+
+from __future__ import annotations
+
+import urllib.error
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from disorder import nothing_is_left, stopped
+from late_read import late_read
+from layouts import FAILING, shaped
+from pair import Pair
+from planting_spec import FAIL, LOADS_HANG
+
+pytestmark = pytest.mark.shapes
+
+failing = shaped(FAILING)
+
+
+@contextmanager
+def told_of_the_failure() -> Iterator[None]:
+    """The client gets an error, which it can tell from an answer."""
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        yield
+    assert caught.value.code == 500
+
+
+def in_host_memory_alone(pair: Pair) -> int:
+    """Has prefill store a prompt, and use all its blocks for others."""
+    prompt = max(range(12), key=lambda each: len(pair.prompts[each]))
+    pair.compute(prompt)
+    pair.settled("prefill-0")
+    pair.use_up_prefills_cache()
+    pair.settled("prefill-0")
+    return prompt
+
+
+@failing
+def test_a_copy_that_fails(pair: Pair) -> None:
+    prompt = in_host_memory_alone(pair)
+    (pair.flags / FAIL["load"]).write_text("EIO")
+    with told_of_the_failure():
+        pair.compute(prompt)
+    assert not (pair.flags / FAIL["load"]).exists()
+    assert pair.ask(prompt).difference is None, "the next one is computed"
+
+
+@failing
+def test_a_copy_that_hangs(pair: Pair) -> None:
+    prompt = in_host_memory_alone(pair)
+    with pair.flag(LOADS_HANG), told_of_the_failure():
+        pair.compute(prompt)
+    assert pair.ask(prompt).difference is None
+    nothing_is_left(pair)
+
+
+@failing
+def test_a_peer_that_hangs(pair: Pair) -> None:
+    assert pair.ask(0).difference is None  # they know each other
+    pair.forget_on_decode()
+    offer = pair.offer(1)
+    with stopped(pair, "prefill-0"), told_of_the_failure():
+        pair.take(1, offer)
+    nothing_is_left(pair)
+
+
+@failing
+def test_a_read_that_came_too_late(pair: Pair) -> None:
+    pair.forget_on_decode()
+    before = pair.refused("lease_expired")
+    with told_of_the_failure():
+        late_read(pair, 2)
+    assert pair.refused("lease_expired") == before + 1
+    assert pair.ask(2).difference is None
+    nothing_is_left(pair)
