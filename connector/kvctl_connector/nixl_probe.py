@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from .bounded import trim
 from .facts import Fact
 from .guard import Proxy, guarded, shadow
 from .lease import Grace
@@ -171,21 +172,19 @@ class NixlProbe:
     def _pull(self, request: str) -> _Pull:
         pull = self._pulls.get(request)
         if pull is None:
-            if len(self._pulls) >= LIMIT:
-                self._pulls.popitem(last=False)
             pull = self._pulls[request] = _Pull()
+            trim(self._pulls, LIMIT)
         return pull
 
     def _watch_make(self, original: Any) -> Any:
         @guarded
         def note(handle: Any) -> None:
             if self._current is not None:
-                if len(self._handles) >= LIMIT:
-                    self._handles.popitem(last=False)
                 # By identity: a reference would keep an abandoned transfer alive, since the
                 # handle's finalizer is what releases it.
                 posted = self._handles[_key(handle)] = _Handle(self._current)
                 self._current.handles.append(posted)
+                trim(self._handles, LIMIT)
 
         def make_prepped_xfer(*args: Any, **kwargs: Any) -> Any:
             handle = original(*args, **kwargs)
@@ -280,9 +279,8 @@ class NixlProbe:
                     # "<request>:<consumers>" says that the blocks were read; "HB:…" is a heartbeat.
                     text = message.decode("utf-8", "replace")
                     if not text.startswith("HB:"):
-                        if len(self._read) >= LIMIT:
-                            self._read.popitem(last=False)
                         self._read[text.rpartition(":")[0]] = None
+                        trim(self._read, LIMIT)
 
         def get_new_notifs(*args: Any, **kwargs: Any) -> Any:
             notifications = original(*args, **kwargs)

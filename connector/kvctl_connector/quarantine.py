@@ -6,6 +6,8 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from .bounded import trim
+
 FAILURES = 3  # in a row, before a peer is left alone
 LIMIT = 256  # peers remembered
 _LONGEST = 32  # times the first back-off
@@ -59,9 +61,8 @@ class Quarantine:
         if not self._back_off or not peer:
             return None
         if record is None:
-            if len(self._records) >= LIMIT:
-                self._records.popitem(last=False)
             record = self._records[peer] = _Record()
+            trim(self._records, LIMIT)
         record.failures += 1
         if record.until and not record.trial:
             return None  # a pull from before the quarantine

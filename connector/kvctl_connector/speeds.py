@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from .bounded import trim
+
 # Weight that all earlier transfers keep when a new one is added. Bytes and seconds are averaged
 # apart, so a large transfer counts for more than a small one, whose time is mostly polling.
 _KEEP = 0.9
@@ -35,9 +37,8 @@ class Speeds:
         key = (tier, direction, peer)
         average = self._averages.get(key)
         if average is None:
-            if len(self._averages) >= LIMIT:
-                self._averages.popitem(last=False)
             average = self._averages[key] = _Average()
+            trim(self._averages, LIMIT)
         average.bytes = average.bytes * _KEEP + size
         average.seconds = average.seconds * _KEEP + seconds
 
