@@ -78,6 +78,7 @@ def pair(layout: Layout, known: Known, places: Path, engine_python: Path) -> Ite
     flags.mkdir()
     content = topology(layout.name, setting, known.model, engine_python, flags)
     content["args"] |= {"num-gpu-blocks-override": layout.device_blocks, **layout.args}
+    content["env"] |= layout.env
     content["transfer"] |= {
         "kv_lease_duration": f"{layout.lease}s",
         "composed_hits": layout.composed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class Layout:
         prefill, decode: flags of one of them.
         offload: further settings of the host tier.
         transfer: further settings of the transfer.
+        env: further variables of both engines.
         host_bytes: of both engines together; the default holds all that these tests store.
         lease: seconds.
         patience: further seconds that a request has.
@@ -58,6 +59,7 @@ class Layout:
     decode: Mapping[str, Any] = field(default_factory=dict)
     offload: Mapping[str, Any] = field(default_factory=dict)
     transfer: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
     host_bytes: int = 400_000_000
     lease: int = int(LEASE)
     patience: float = 10.0
@@ -98,6 +100,19 @@ MIXED = Layout(
     patience=85.0,
     composed="always",
     branching=48,
+)
+# torch keeps a kernel for each of up to 1 024 shapes of its input (oneDNN's primitive cache), and
+# glibc an arena for each thread: a worker grows by 150 MB over its first 1 250 prompts of any
+# length, and by 1 MB without them. So what is left tells of the engine and its connector.
+SOAK = replace(
+    MIXED,
+    name="soak",
+    env={
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0",
+        "MALLOC_ARENA_MAX": "1",
+        "MALLOC_MMAP_THRESHOLD_": "1000000",
+        "MALLOC_TRIM_THRESHOLD_": "1000000",
+    },
 )
 FAILING = Layout("failing", transfer={"kv_load_failure_policy": "fail"}, patience=30.0)
 PLAIN = Layout("plain", patience=30.0)
