@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,20 +16,35 @@ pytestmark = pytest.mark.soak
 WARM_UP, COUNT, ROUNDS = 400, 500, 4
 MIB = 1 << 20
 ENGINES = ("prefill-0", "decode-0")
+# By which a process may have grown at the end: its allocators round up, and a worker keeps the
+# scratch memory of its largest batch. One record kept for each request would be more.
+GROWTH = {"VLLM::EngineCor": 16 * MIB, "VLLM::Worker": 64 * MIB}
+OTHERS = 16 * MIB
 
 
-def processes(pair: Pair, name: str) -> list[Path]:
-    return [Path("/proc") / str(pid) for pid in session_of(pair.record(name)["pid"])]
+@dataclass(frozen=True)
+class Taken:
+    """What one process has."""
+
+    engine: str
+    name: str
+    files: int
+    resident: int  # bytes
 
 
-def open_files(pair: Pair, name: str) -> int:
-    """Of an engine, all its processes together."""
-    return sum(len(list((pid / "fd").iterdir())) for pid in processes(pair, name))
-
-
-def resident(pair: Pair, name: str) -> int:
-    """Bytes, likewise."""
-    return sum(int((pid / "statm").read_text().split()[1]) * 4096 for pid in processes(pair, name))
+def taken(pair: Pair) -> dict[int, Taken]:
+    """By pid, of both engines."""
+    found = {}
+    for engine in ENGINES:
+        for pid in session_of(pair.record(engine)["pid"]):
+            folder = Path("/proc") / str(pid)
+            found[pid] = Taken(
+                engine,
+                (folder / "comm").read_text().strip(),
+                len(list((folder / "fd").iterdir())),
+                int((folder / "statm").read_text().split()[1]) * 4096,
+            )
+    return found
 
 
 @shaped(SOAK)
@@ -36,18 +52,19 @@ def test_two_thousand_requests_in_a_row_leave_nothing(pair: Pair) -> None:
     """After a warm-up that fills every cache and pool."""
     assert run_mixed(pair, WARM_UP, clients=2).wrong == []
     nothing_is_left(pair)
-    files = {name: open_files(pair, name) for name in ENGINES}
-    memory = {name: [resident(pair, name)] for name in ENGINES}
+    before = taken(pair)
 
     for number in range(ROUNDS):
         tally = run_mixed(pair, COUNT, clients=2, seed=3 + number)
         assert tally.wrong == []
         assert tally.failed == []
         nothing_is_left(pair)
-        for name in ENGINES:
-            memory[name].append(resident(pair, name))
-        print({name: [each // MIB for each in memory[name]] for name in ENGINES})
+        print(f"\n{(number + 1) * COUNT} requests, largest deviation {tally.deviation:.1e}")
+        for pid, now in taken(pair).items():
+            grown = (now.resident - before[pid].resident) / MIB
+            print(f"  {now.engine} {now.name}: {now.files} files, {grown:+.1f} MiB")
 
-    for name in ENGINES:
-        assert open_files(pair, name) <= files[name] + 4, "connections of the last clients"
-        assert memory[name][-1] <= memory[name][0] + 24 * MIB
+    for pid, now in taken(pair).items():
+        assert now.files <= before[pid].files + 4, f"{now}: connections of the last clients"
+        allowed = GROWTH.get(now.name, OTHERS)
+        assert now.resident <= before[pid].resident + allowed, (before[pid], now)
