@@ -21,7 +21,7 @@ UNIT_TESTS = (
     "test_forwarding.py", "test_host_memory.py", "test_host_spec.py", "test_saves.py",
     "test_start_checks.py", "test_store_fence.py",
 )  # fmt: skip
-LATER_UNIT_TESTS = ("test_connector.py", "test_waits.py")
+LATER_UNIT_TESTS = ("test_choosing.py", "test_connector.py", "test_waits.py")
 LATER = ("0.30.0", "0.32.0", "0.33.0")
 
 

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.soak
 WARM_UP, COUNT, ROUNDS = 400, 500, 4
 MIB = 1 << 20
 ENGINES = ("prefill-0", "decode-0")
-# By which a process may have grown at the end: its allocators round up, and a worker keeps the
-# scratch memory of its largest batch. One record kept for each request would be more.
+# By which a process may have grown at the end, of one record of 8 KiB kept for each request: its
+# allocators round up. A worker keeps the scratch memory of its largest batch, too.
 GROWTH = {"VLLM::EngineCor": 16 * MIB, "VLLM::Worker": 64 * MIB}
 OTHERS = 16 * MIB
 
