@@ -71,6 +71,6 @@ def test_a_read_that_came_too_late(pair: Pair) -> None:
     before = pair.refused("lease_expired")
     with told_of_the_failure():
         late_read(pair, 2)
-    assert pair.refused("lease_expired") == before + 1
+    assert pair.refused("lease_expired") > before
     assert pair.ask(2).difference is None
     nothing_is_left(pair)
