@@ -63,6 +63,10 @@ class Arrivals:
         if not isinstance(params, dict):
             return
         if params.get("do_remote_decode"):
+            if self._refuses and params.get("do_remote_prefill"):
+                # vLLM asserts that nobody asks for both (NIXL/pull_scheduler.py 0.32.0:186).
+                params["do_remote_prefill"] = False
+                self._count(Verdict("offer_mismatch"))
             if not self._second_turns and self._refuses:
                 _take_out_offer_of_second_turn(params)
             if self._refuses:

@@ -39,16 +39,12 @@ RELEASE = b"release"
 MIN_KEY = 16  # characters
 LIMIT = 65_536  # offers remembered as used
 
-# What decode acts on (NIXL/pull_scheduler.py 0.32.0: request_finished makes it).
-_SIGNED = (
-    "remote_engine_id",
-    "remote_request_id",
-    "remote_block_ids",
-    "remote_host",
-    "remote_port",
-    "tp_size",
-    LEASE,
-)
+# What decode acts on (NIXL/pull_scheduler.py 0.32.0: request_finished makes it): where the blocks
+# are, and numbers, as far as the release tells them. The time until which a second turn may read
+# them back is a float, and stays unsigned; it can only have less read (_is_turn2_read_expired).
+_NAMES = ("remote_engine_id", "remote_request_id", "remote_host")
+_NUMBERS = ("tp_size", "dcp_size", "pp_size", "remote_num_tokens", "remote_block_size")
+_SIGNED = (*_NAMES, "remote_port", "remote_block_ids", *_NUMBERS, LEASE)
 
 
 class Grant(NamedTuple):
@@ -228,7 +224,7 @@ class Offers:
     def _verdict(self, params: dict[str, Any], request: Any) -> Verdict:
         if not self._peers.allow(params.get("remote_host")):
             return Verdict("peer_not_allowed")
-        if not _are_blocks(params.get("remote_block_ids")):
+        if not _is_formed(params) or not _are_blocks(params.get("remote_block_ids")):
             return Verdict("offer_mismatch")  # of these the engine dies, signed or not
         releases = bool(getattr(request, "abort_immediately", False))
         claimed = params.get(RELEASE_SIGNATURE if releases else SIGNATURE)
@@ -272,7 +268,23 @@ def _are_blocks(offered: object) -> bool:
     groups = offered if isinstance(offered[0], list | tuple) else [offered]
     if not all(isinstance(group, list | tuple) for group in groups) or not any(groups):
         return False
-    return all(type(block) is int and block >= 0 for group in groups for block in group)
+    return all(type(block) is int and 0 <= block < 2**31 for group in groups for block in group)
+
+
+def _is_formed(params: dict[str, Any]) -> bool:
+    """Whether an offer says where its blocks are, in the types that vLLM gives and takes.
+
+    What is missing or of another type ends in an exception in one of NIXL's threads, or in a
+    request that waits for ever (NIXL/base_scheduler.py 0.32.0, ``ReqMeta``).
+    """
+    port = params.get("remote_port")
+    numbers = [params[name] for name in _NUMBERS if params.get(name) is not None]
+    return (
+        all(isinstance(params.get(name), str) and params[name] for name in _NAMES)
+        and type(port) is int
+        and 0 < port < 2**16
+        and all(type(number) is int and 0 < number < 2**31 for number in numbers)
+    )
 
 
 def _now() -> int:

@@ -13,6 +13,7 @@ from .lease import Lease, LeaseGuard
 from .nixl_probe import NixlProbe
 from .offload_failures import FailedJob, OffloadFailures
 from .offload_probe import OffloadProbe
+from .pull_failures import HOOK, contain
 
 MAX_FACTS = 4096  # facts kept until the step that ships them; older ones are dropped
 
@@ -58,6 +59,8 @@ class WorkerHalf:
                     rank, ranks, self.leases.heartbeat_sent, gives_grace=not observes
                 )
                 probe.install(worker)
+                if not observes and not contain(worker):
+                    probe.missing.append(HOOK)
             elif worker is not None:
                 self._offload[index] = OffloadProbe(tier, rank, ranks, self._out)
                 if not observes:

@@ -113,6 +113,13 @@ def test_a_composed_load_is_announced_with_both_children() -> None:
     assert shown == {0: (616, [True] * 3 + [False] * 5), 1: (384, [False] * 8)}
 
 
+def test_of_a_composed_load_too_the_offload_child_learns_what_will_be_written() -> None:
+    made = make_connector()
+    made.update_state_after_alloc(plan_composed(made), fresh_blocks(8), 1000)
+    told = made._connectors[1].connector_scheduler._current_batch_allocated_block_ids
+    assert told == set(range(8))
+
+
 def test_vllm_may_take_fewer_tokens_than_it_was_told() -> None:
     made = make_connector()
     request = plan_composed(made)

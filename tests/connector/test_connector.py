@@ -241,6 +241,27 @@ def test_which_tier_a_child_serves(child: str, extra: Any, tier: str) -> None:
     assert connector_module._tier(made, config) == tier
 
 
+@pytest.mark.parametrize("holds", [True, False])
+def test_an_idle_engine_goes_on_stepping_until_loads_that_were_given_up_have_ended(
+    holds: bool,
+) -> None:
+    made = make_connector()
+    made._scheduler_half.waits = SimpleNamespace(holds=holds)
+    for child in made._connectors:
+        child.has_pending_push_work = lambda: False  # type: ignore[attr-defined]
+    assert made.has_pending_push_work() is holds
+
+
+def test_what_never_ran_is_not_stored_when_it_ends() -> None:
+    """Of that vLLM 0.26.0's engine dies (D22)."""
+    made = make_connector()
+    group = SimpleNamespace(block_ids=[], next_stored_chunk_idx=0, offload_keys=[1, 2, 3])
+    states = {"r": SimpleNamespace(group_states=(group,))}
+    made._connectors[1].connector_scheduler._req_status = states
+    made._aggregate_request_finished(make_request(), lambda child: (False, None))
+    assert group.next_stored_chunk_idx == 3
+
+
 def test_events_are_a_list_so_that_none_is_false() -> None:
     made = make_connector()
     assert made.take_events() == []

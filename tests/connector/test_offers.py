@@ -119,6 +119,10 @@ def test_several_prompts_over_one_offer_get_it_once_at_most() -> None:
         {"remote_host": "169.254.169.254"},
         {"remote_port": 22},
         {"tp_size": 2},
+        {"dcp_size": 2},
+        {"pp_size": 2},
+        {"remote_num_tokens": 100},
+        {"remote_block_size": 16},
         {"kvctl_lease": [1_000_000, 999_999_999, 20_000]},
         {"kvctl_signature": "00"},
         {"kvctl_signature": "é"},
@@ -127,6 +131,22 @@ def test_several_prompts_over_one_offer_get_it_once_at_most() -> None:
 )
 def test_an_altered_offer_is_refused(change: dict[str, Any]) -> None:
     assert judge(make_offers(), make_offer() | change) == "offer_mismatch"
+
+
+@pytest.mark.parametrize("value", [None, "", 7, -1, 2**40, True, "x", [], {}, 1.5], ids=repr)
+@pytest.mark.parametrize(
+    "field",
+    ["remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids",
+     "tp_size", "pp_size", "remote_num_tokens"],
+)  # fmt: skip
+def test_without_a_key_only_what_vllm_can_take_is_believed(field: str, value: Any) -> None:
+    """NIXL's threads end in a KeyError or TypeError of the rest, and the request waits for ever."""
+    decode = Offers((), required=False, peers=Peers(()), lease=30_000, extension=20_000)
+    right = {"remote_port": [7], "tp_size": [None, 7], "pp_size": [None, 7],
+             "remote_num_tokens": [None, 7], "remote_engine_id": ["x"],
+             "remote_request_id": ["x"], "remote_host": ["x"]}.get(field, [])  # fmt: skip
+    verdict = judge(decode, make_offer(b"") | {field: value})
+    assert (verdict == "") == any(value is one or value == one for one in right)
 
 
 @pytest.mark.parametrize("value", [None, 7, ["a"], {}])
@@ -187,6 +207,7 @@ def test_prefill_signs_the_prompt_as_it_came() -> None:
     request.prompt_token_ids = PROMPT[:-1]  # vLLM shortens it for some models
     params: dict[str, Any] = {
         "do_remote_prefill": True, "remote_request_id": "r", "remote_block_ids": [[1]],
+        "remote_engine_id": "prefill", "remote_host": "10.0.0.1", "remote_port": 5600,
     }  # fmt: skip
     prefill.grant(request, params)
     assert judge(make_offers(), params) == ""

@@ -344,6 +344,15 @@ def test_in_observe_mode_nobody_is_in_quarantine(half: SchedulerHalf) -> None:
     observing.close()
 
 
+def test_who_asks_for_both_sides_asks_to_prefill(half: SchedulerHalf) -> None:
+    """vLLM asserts that nobody does, and the engine ends (D23)."""
+    request = make_request("r", make_offer(do_remote_decode=True))
+    half.arrived(request)
+    assert not request.kv_transfer_params["do_remote_prefill"]
+    assert request.kv_transfer_params["do_remote_decode"]
+    assert values(half)["transfer.failures", "peer", "recv", "offer_mismatch"] == 1
+
+
 def test_a_tier_that_failed_a_request_is_avoided_for_it(half: SchedulerHalf) -> None:
     half.arrived(make_request("r", {}))
     half.completed([make_fact(tier="host", direction="load", outcome="failed")], {"r"}, 0)
@@ -372,6 +381,23 @@ def test_a_lookup_that_took_too_long_is_counted(half: SchedulerHalf) -> None:
     found = values(half)
     assert found["tier.choices", "none", "deadline"] == 1
     assert found["transfer.failures", "host", "load", "queue", "wait_deadline"] == 1
+
+
+def test_a_pull_that_is_given_up_tells_against_its_tier_and_its_peer(
+    half: SchedulerHalf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half.waits.block_pool = object()
+    half.arrivals._offers.judge = lambda request: Verdict("", True)  # type: ignore[method-assign]
+    for number in range(3):
+        half.arrived(make_request("r", make_offer(remote_request_id=f"p-{number}")))
+        admit(half, 0, 256, waits=True)
+        with monkeypatch.context() as patch:
+            later = time.monotonic_ns() + 3600 * SECOND
+            patch.setattr(time, "monotonic_ns", lambda later=later: later)
+            assert half.give_up_overdue()["r"].tiers == ("peer",)
+        assert half.choice._avoided["r"] == {"peer"}
+        half.finished("r", offered=False)
+    assert values(half)["peer.quarantined", "prefill"] == 1
 
 
 def test_a_choice_is_counted_and_told_with_every_offer(half: SchedulerHalf) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import planting_spec
+import misbehaviour
 
 from kvctl.demo.compare import Answer, Comparison, compare
 from kvctl.demo.reference import MAX_TOKENS, TOP
@@ -38,7 +38,7 @@ class Pair:
         kvctl: the command, of an environment that holds the wheel and no vLLM.
         state: ``kvctl ps --json``'s view when it was ready.
         prompts, references: token ids, and what one plain engine answers.
-        flags: the folder of the files that make engines misbehave (see planting_spec).
+        flags: the folder of the files that make engines misbehave (see misbehaviour.py).
         name: of the topology.
         deadline: seconds that a request has.
         bound: how far logprobs of right answers may lie apart.
@@ -142,7 +142,7 @@ class Pair:
 
     @contextmanager
     def flag(self, name: str) -> Iterator[None]:
-        """Has the engines misbehave in one way, see planting_spec."""
+        """Has the engines misbehave in one way, see misbehaviour.py."""
         file = self.flags / name
         file.touch()
         try:
@@ -232,8 +232,8 @@ def topology(
         "args": dict(setting.args),
         "env": {
             **setting.env,
-            "PYTHONPATH": os.pathsep.join(map(str, [*path, Path(planting_spec.__file__).parent])),
-            planting_spec.FOLDER: str(flags),
+            "PYTHONPATH": os.pathsep.join(map(str, [*path, misbehaviour.HERE])),
+            misbehaviour.FOLDER: str(flags),
             "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
         },
         "transfer": {},

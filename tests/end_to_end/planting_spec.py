@@ -1,14 +1,9 @@
-"""A host tier that can plant one wrong block, for the self-test of the answers' comparison.
+"""A host tier that misbehaves when told to, for the tests and the self-test of their comparison.
 
-It exists in the tests only: the engine finds it because their topology names this module. Being
-loaded in the engine core and in the workers, it can also switch off the guards there, to show that
-the tests of the guards go red without them: while a file of FOLDER is called ``no-lease-guard`` or
-``no-offer-check``, there is none. While
-``slow-copies`` exists, each copy takes 0.3 s longer; while ``loads-hang`` exists, no load from
-host memory ends; while
-``plant`` exists, the next load from host memory gets one wrong block: its
-last one also in the place of its first. A file ``fail-store`` or ``fail-load`` names how the next
-store or load fails.
+The engine finds it because a topology of the tests names this module. Being loaded in the engine
+core and in the workers, it can also switch off the guards there, to show that the tests of the
+guards go red without them. What can be asked of it: misbehaviour.py. The wrong block of a load is
+its last one, also in the place of its first.
 """
 
 import errno
@@ -17,17 +12,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+from misbehaviour import (
+    FAIL,
+    FOLDER,
+    LOADS_HANG,
+    NO_LEASE_GUARD,
+    NO_OFFER_CHECK,
+    PLANT,
+    SLOW_COPIES,
+)
+
 from kvctl_connector.host_memory import HostMemorySpec, HostMemoryWorker
 from kvctl_connector.lease import LeaseGuard
 from kvctl_connector.offers import Offers, Verdict
-
-FOLDER = "KVCTL_TEST_FOLDER"
-PLANT = "plant"
-SLOW_COPIES = "slow-copies"
-LOADS_HANG = "loads-hang"
-NO_LEASE_GUARD = "no-lease-guard"
-NO_OFFER_CHECK = "no-offer-check"
-FAIL = {"store": "fail-store", "load": "fail-load"}
 
 
 def _flag(name: str) -> Path:

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+from misbehaviour import PLANT
 from otlp_receiver import OtlpReceiver
 from pair import Pair, bytes_of, transfers
-from planting_spec import PLANT
 
 from kvctl.demo.model import KV_BYTES_PER_TOKEN
 from kvctl.demo.prompts import blocks

@@ -1,8 +1,8 @@
 """Where a request's KV comes from: decode's host memory, prefill, or both at once."""
 
 import pytest
+from misbehaviour import PLANT
 from pair import Pair, bytes_of
-from planting_spec import PLANT
 
 from kvctl.demo.model import KV_BYTES_PER_TOKEN
 from kvctl.demo.prompts import blocks

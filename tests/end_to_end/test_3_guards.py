@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from late_read import late_read
+from misbehaviour import NO_LEASE_GUARD, NO_OFFER_CHECK
 from pair import Pair
-from planting_spec import NO_LEASE_GUARD, NO_OFFER_CHECK
 
 pytestmark = pytest.mark.engine
 

@@ -1,8 +1,8 @@
 """A host tier that fails: upstream's engine dies of any of these; ours answers right and counts."""
 
 import pytest
+from misbehaviour import FAIL
 from pair import STOP, Pair, session_of, wait_for
-from planting_spec import FAIL
 
 from kvctl.demo.compare import Answer, compare
 from kvctl.demo.prompts import make_prompts

@@ -6,8 +6,8 @@ import time
 
 import pytest
 from disorder import stopped
+from misbehaviour import LOADS_HANG
 from pair import Pair, wait_for
-from planting_spec import LOADS_HANG
 
 from kvctl.demo.compare import Comparison
 from kvctl.sources.snapshot import EngineSnapshot

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from disorder import nothing_is_left, stopped
+from misbehaviour import SLOW_COPIES
 from pair import Pair, wait_for
-from planting_spec import SLOW_COPIES
 
 from kvctl.demo.compare import Comparison
 

@@ -9,8 +9,8 @@ import urllib.request
 
 import pytest
 from late_read import late_read
+from misbehaviour import PLANT
 from pair import Pair, kill_session, wait_for
-from planting_spec import PLANT
 
 from kvctl.demo.setting import DEADLINE
 from kvctl.demo.traffic import ask

@@ -168,6 +168,37 @@ def test_an_offer_that_lies_is_computed_instead(prefill: Engine, decode: Engine,
     assert decode.value("transfer.count", "recv") == pulled, "nothing was read"
 
 
+@pytest.mark.parametrize("taken", [1, 3])
+def test_an_unsigned_offer_of_too_few_blocks_fails_its_request_alone(
+    prefill: Engine, make: Callable[..., Engine], taken: int
+) -> None:
+    """NIXL's worker asserts that there are enough, which would end the engine."""
+    trusting = make(f"trusting-{taken}", role="decode")
+    prompt = make_prompt()
+    params = offer(prefill, prompt)
+    del params[SIGNATURE]
+    params["remote_block_ids"] = [list(group)[taken:] for group in params["remote_block_ids"]]
+    name = start(trusting, prompt, params)
+    trusting.until(lambda: is_computed(trusting, name), "computed")
+    assert trusting.value("transfer.failures", "recv", "setup_failed") == 1
+    assert trusting.value("request.waiting") == 0
+
+    honest = offer(prefill, prompt)
+    trusting.until(trusting.scheduler.reset_prefix_cache, "no request holds blocks")
+    trusting.run(start(trusting, prompt, honest))
+    assert trusting.value("transfer.count", "recv", "ok") == 1, "the peer is still known"
+
+
+def test_who_asks_for_both_sides_at_once_is_answered(prefill: Engine, decode: Engine) -> None:
+    for engine in (prefill, decode):
+        both = {**PREFILL, "do_remote_prefill": True}
+        assert engine.run(start(engine, make_prompt(), dict(both))).finish_reason is not None
+        blocks = {"remote_block_ids": [[1]], "remote_engine_id": "x", "remote_request_id": "y"}
+        address = {"remote_host": "127.0.0.1", "remote_port": 9, "tp_size": 1}
+        name = start(engine, make_prompt(), {**both, **blocks, **address})
+        assert engine.run(name).finish_reason is not None
+
+
 def test_prefill_takes_no_offer(prefill: Engine) -> None:
     prompt = make_prompt()
     params = {**PREFILL, "remote_block_ids": [[1, 2]], "remote_engine_id": "x"}

@@ -10,8 +10,8 @@ import pytest
 from disorder import nothing_is_left, stopped
 from late_read import late_read
 from layouts import FAILING, shaped
+from misbehaviour import FAIL, LOADS_HANG
 from pair import Pair
-from planting_spec import FAIL, LOADS_HANG
 
 pytestmark = pytest.mark.shapes
 

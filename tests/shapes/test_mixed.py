@@ -15,9 +15,9 @@ from contextlib import contextmanager
 import pytest
 from disorder import nothing_is_left
 from layouts import MIXED, shaped
+from misbehaviour import FAIL, SLOW_COPIES
 from mixed import Tally, run_mixed
 from pair import Pair, session_of, worker_of
-from planting_spec import FAIL, SLOW_COPIES
 
 pytestmark = pytest.mark.shapes
 

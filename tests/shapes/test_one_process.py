@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import planting_spec
 import pytest
 from layouts import ONE_PROCESS, Known, shaped
+from misbehaviour import FOLDER, HERE, PLANT
 from pair import START, STOP, free_block
-from planting_spec import FOLDER, PLANT
 
 from kvctl.demo.compare import Comparison, compare
 from kvctl.demo.engine_script import FOLDER as SCRIPTS
@@ -67,7 +66,7 @@ def connector() -> dict[str, Any]:
 
 
 def environment(flags: Path) -> dict[str, str]:
-    folders = [lay_connector(), Path(planting_spec.__file__).parent, SCRIPTS]
+    folders = [lay_connector(), HERE, SCRIPTS]
     (cores,) = bindings([1], available())
     return {
         **os.environ,

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 from late_read import late_read
 from layouts import BLOCK, CHUNKS, GROUPS, ONE_GROUP, TO_FEWER, TO_MORE, Layout, shaped
+from misbehaviour import NO_LEASE_GUARD, PLANT
 from pair import OTHERS, Pair
-from planting_spec import NO_LEASE_GUARD, PLANT
 
 from kvctl.demo.prompts import blocks
 from kvctl.sources.snapshot import Transfers
