@@ -67,7 +67,7 @@ class Arrivals:
                 # vLLM asserts that nobody asks for both (NIXL/pull_scheduler.py 0.32.0:186).
                 params["do_remote_prefill"] = False
                 self._count(Verdict("offer_mismatch"))
-            if not self._second_turns and self._refuses:
+            if self._refuses and not (self._second_turns and self._offers.leads_to_a_peer(params)):
                 _take_out_offer_of_second_turn(params)
             if self._refuses:
                 self._expect_to_offer(request)
@@ -84,7 +84,7 @@ class Arrivals:
             # An unsigned offer may name any address with a peer's id: that it fails tells of that
             # peer only if something was read.
             self._arrived[name] = peer if verdict.signed else ""
-            self._note_lease(name, params)
+            self._note_lease(name, params, signed=verdict.signed)
         self._count(verdict)
 
     def take_leases(self) -> dict[str, Lease]:
@@ -139,17 +139,18 @@ class Arrivals:
                 semconv.TRANSFER_FAILURES, 1, "peer", "recv", "", verdict.refused, ""
             )
 
-    def _note_lease(self, request: str, params: dict[str, Any]) -> None:
+    def _note_lease(self, request: str, params: dict[str, Any], *, signed: bool) -> None:
         """Ships the lease to the workers, who will judge the pull's end by it.
 
         A prefill that does not run our connector grants nothing; then our own lease counts from
         the arrival here, which is weaker. So it does for a grant from our future: the clocks lie
-        too far apart to believe either of them.
+        too far apart to believe either of them. And so it does where nothing but the client says
+        that prefill grants more than we would.
         """
-        now = time.time_ns()
-        grant = grant_of(params)
-        if grant is None or grant.granted * _MS > now + self._margin * _MS:
-            grant = self._offers.own_grant()
+        now, own = time.time_ns(), self._offers.own_grant()
+        grant = grant_of(params) or own
+        if grant.granted * _MS > now + self._margin * _MS or (not signed and grant.end > own.end):
+            grant = own
         remote = str(params.get("remote_request_id"))
         self._leases[request] = Lease(remote, grant.end * _MS, grant.extension * _MS)
 

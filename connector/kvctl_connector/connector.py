@@ -52,7 +52,7 @@ class MultiConnector(Choosing):
             raise ConfigError(_wrong_name(transfer.kv_connector))
         # Options first: a typo must not cost the time of building the children.
         options = Options.parse(transfer.kv_connector_extra_config.get("kvctl") or {})
-        switched_off = os.environ.get(SWITCH) == "off"
+        switched_off = _switched_off()
         self._composes = options.mode == "compose" and not switched_off
         start_checks.listed(transfer)
         start_checks.before_building(
@@ -259,6 +259,14 @@ class MultiConnector(Choosing):
             return None
         slots = meta.metadata if meta is not None else (None,) * len(self._connectors)
         return WorkerMetadata(slots, facts, missing, strays, ended, own_saves, failed)
+
+
+def _switched_off() -> bool:
+    """Raises ConfigError: the switch says something else, which must not pass for on or off."""
+    switch = os.environ.get(SWITCH, "")
+    if switch not in ("", "off"):
+        raise ConfigError(f'{SWITCH} is "{switch}"; write "off", or leave it out')
+    return switch == "off"
 
 
 def _local_rank(vllm_config: Any) -> int:

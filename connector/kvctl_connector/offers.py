@@ -43,8 +43,9 @@ LIMIT = 65_536  # offers remembered as used
 # are, and numbers, as far as the release tells them. The time until which a second turn may read
 # them back is a float, and stays unsigned; it can only have less read (_is_turn2_read_expired).
 _NAMES = ("remote_engine_id", "remote_request_id", "remote_host")
-_NUMBERS = ("tp_size", "dcp_size", "pp_size", "remote_num_tokens", "remote_block_size")
-_SIGNED = (*_NAMES, "remote_port", "remote_block_ids", *_NUMBERS, LEASE)
+_SIZES = ("tp_size", "dcp_size", "pp_size", "remote_block_size")
+_COUNTS = ("remote_num_tokens", "remote_registration_generation")
+_SIGNED = (*_NAMES, "remote_port", "remote_block_ids", *_SIZES, *_COUNTS, LEASE)
 
 
 class Grant(NamedTuple):
@@ -92,7 +93,7 @@ def read_keys(path: str) -> tuple[bytes, ...]:
 
 
 def prompt_digest(request: Any) -> bytes:
-    """What the KV of a prompt depends on: its tokens, cache salt, adapter and images.
+    """What the KV of a prompt depends on: its tokens or embeddings, cache salt, adapter, images.
 
     A difference also finds out prefill and decode that tokenize or template differently.
     """
@@ -106,6 +107,10 @@ def prompt_digest(request: Any) -> bytes:
         *(str(feature.identifier) for feature in getattr(request, "mm_features", None) or ()),
     ]
     digest.update(json.dumps(extras).encode())
+    if (embeds := getattr(request, "prompt_embeds", None)) is not None:
+        # Shape (tokens, hidden size). Every smaller type has a float32 of its own for each value.
+        digest.update(json.dumps(list(embeds.shape)).encode())
+        digest.update(embeds.float().cpu().numpy().tobytes())
     return digest.digest()
 
 
@@ -132,7 +137,11 @@ def grant_of(params: dict[str, Any]) -> Grant | None:
 
 
 class Peers:
-    """The hosts whose engines may be talked to. Without a list, all are."""
+    """The hosts whose engines may be talked to. Without a list, all are.
+
+    Raises:
+        ConfigError: an entry is a network with host bits set, or none at all.
+    """
 
     def __init__(self, allowed: Sequence[str]) -> None:
         self._names = set(allowed)
@@ -140,8 +149,9 @@ class Peers:
         for entry in allowed:
             try:
                 self._networks.append(ipaddress.ip_network(entry))
-            except ValueError:
-                continue  # a host name
+            except ValueError as error:
+                if "/" in entry:  # no host name, but a network with a mistake in it
+                    raise ConfigError(f"kvctl.peers: {entry}: {error}") from error
 
     def allow(self, host: object) -> bool:
         """Whether an offer's host is one of them; what is no text is nobody."""
@@ -204,6 +214,14 @@ class Offers:
     def own_grant(self) -> Grant:
         """What this engine would grant now."""
         return Grant(_now(), self._lease, self._extension)
+
+    def leads_to_a_peer(self, params: dict[str, Any]) -> bool:
+        """Whether what an unsigned offer names could be blocks of an engine that is allowed."""
+        return (
+            self._peers.allow(params.get("remote_host"))
+            and _is_formed(params)
+            and _are_blocks(params.get("remote_block_ids"))
+        )
 
     def judge(self, request: Any) -> Verdict | None:
         """Decides about the offer in a request; whoever asks takes a refused one out of it.
@@ -278,12 +296,16 @@ def _is_formed(params: dict[str, Any]) -> bool:
     request that waits for ever (NIXL/base_scheduler.py 0.32.0, ``ReqMeta``).
     """
     port = params.get("remote_port")
-    numbers = [params[name] for name in _NUMBERS if params.get(name) is not None]
+    sizes, counts = (
+        [params[name] for name in names if params.get(name) is not None]
+        for names in (_SIZES, _COUNTS)
+    )
     return (
         all(isinstance(params.get(name), str) and params[name] for name in _NAMES)
         and type(port) is int
         and 0 < port < 2**16
-        and all(type(number) is int and 0 < number < 2**31 for number in numbers)
+        and all(type(size) is int and 0 < size < 2**31 for size in sizes)
+        and all(type(count) is int and 0 <= count < 2**31 for count in counts)
     )
 
 

@@ -171,7 +171,7 @@ class SchedulerHalf:
         """One step's output: facts of the workers, the requests whose loads are complete, and the
         numbers of given-up loads that have ended."""
         self.waits.loads_ended(ended)
-        for fact in self.transfers.ended(facts):
+        for fact in self.transfers.ended(facts, self.waits):
             if fact.direction in ("recv", "load") and fact.request:
                 self._part_ended(fact)
         for request in received:

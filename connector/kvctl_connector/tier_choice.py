@@ -145,9 +145,8 @@ class TierChoice:
     def _ask(
         self, children: Sequence[int], offers: list[Offer | None], request: Any, computed: int
     ) -> int | None:
-        """Asks these children; returns the one with the most tokens, the earlier one of equals."""
-        best: int | None = None
-        most = 0
+        """Asks these children; returns the best: the one with the most tokens, of equals the
+        fastest, then the earliest. A disk of unknown speed is no better than any other tier."""
         for index in children:
             child = self._children[index]
             if type(child).__name__.startswith(_ASK_LAST) and any(o and o.tokens for o in offers):
@@ -156,9 +155,19 @@ class TierChoice:
             if self._tiers[index] in self._avoided.get(request.request_id, ()):
                 offer = Offer(0, False)
             offers[index] = offer
-            if (offer.tokens or 0) > most:
-                best, most = index, offer.tokens or 0
-        return best
+        having = {
+            index: told.tokens for index in children if (told := offers[index]) and told.tokens
+        }
+        if len(having) < 2:
+            return next(iter(having), None)
+
+        def worth(index: int) -> tuple[bool, int, float]:
+            tokens = having[index]
+            seconds = self.seconds(index, tokens, request)
+            slow = seconds is None and self._tiers[index] == "disk"
+            return not slow, tokens, -(seconds if seconds is not None else float("inf"))
+
+        return max(having, key=worth)
 
     def _decide(
         self,

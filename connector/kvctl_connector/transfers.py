@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from . import semconv
 from .bounded import trim
@@ -52,12 +52,21 @@ class Transfers:
         trim(self._sends, LIMIT)
         self._recorder.set(semconv.TRANSFER_INFLIGHT, len(self._sends), "peer", "send")
 
-    def ended(self, shares: Iterable[Fact]) -> Iterator[Fact]:
-        """Records each transfer whose last rank has reported, and yields it."""
+    def ended(self, shares: Iterable[Fact], awaited: Container[str]) -> Iterator[Fact]:
+        """Records each transfer whose last rank has reported, and yields it.
+
+        Args:
+            awaited: requests whose loads have not been given up. A pull that nobody waited for
+                any more, since its peer hung or its client left, tells no speed to choose by.
+        """
         for share in shares:
             fact = self._joiner.add(share)
             if fact is not None:
                 self._record(fact)
+                wanted = fact.direction != "recv" or fact.request in awaited
+                if fact.outcome == "ok" and fact.start and wanted:
+                    seconds = (fact.end - fact.start) / 1e9
+                    self.speeds.add(fact.tier, fact.direction, fact.peer, fact.bytes, seconds)
                 yield fact
 
     def _record(self, fact: Fact) -> None:
@@ -75,9 +84,7 @@ class Transfers:
             recorder.add(semconv.TRANSFER_BYTES, fact.bytes, *labels, peer)
             recorder.observe(semconv.TRANSFER_SIZE, fact.bytes, *labels)
             recorder.observe(semconv.TRANSFER_DURATION, seconds, *labels)
-        if fact.outcome == "ok":
-            self.speeds.add(fact.tier, fact.direction, fact.peer, fact.bytes, seconds)
-        else:
+        if fact.outcome != "ok":
             recorder.add(
                 semconv.TRANSFER_FAILURES, 1,
                 fact.tier, fact.direction, fact.phase, fact.reason, peer,

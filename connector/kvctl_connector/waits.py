@@ -93,7 +93,7 @@ class Waits:
         self.block_pool: Any = None
         self.gauge()
 
-    def __contains__(self, request: str) -> bool:
+    def __contains__(self, request: object) -> bool:
         return request in self._loads
 
     @property

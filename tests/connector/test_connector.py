@@ -11,6 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import base, multi_connector
 
 from kvctl_connector import connector as connector_module
+from kvctl_connector.config import ConfigError
 from kvctl_connector.connector import Metadata, MultiConnector, WorkerMetadata
 from kvctl_connector.facts import Fact
 from kvctl_connector.lease import Lease
@@ -267,6 +268,18 @@ def test_events_are_a_list_so_that_none_is_false() -> None:
     assert made.take_events() == []
     made._connectors[1].events = ["stored"]
     assert made.take_events() == ["stored"]
+
+
+@pytest.mark.parametrize(("value", "off"), [("", False), ("off", True)])
+def test_the_switch(monkeypatch: pytest.MonkeyPatch, value: str, off: bool) -> None:
+    monkeypatch.setenv("KVCTL_CONNECTOR", value)
+    assert connector_module._switched_off() is off
+
+
+def test_a_switch_that_is_misspelled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCTL_CONNECTOR", "OFF")
+    with pytest.raises(ConfigError, match='"OFF"; write "off"'):
+        connector_module._switched_off()
 
 
 def test_switched_off_it_is_stock(monkeypatch: pytest.MonkeyPatch) -> None:

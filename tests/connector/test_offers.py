@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from kvctl_connector import offers as offers_module
 from kvctl_connector.config import ConfigError
@@ -131,6 +132,21 @@ def test_several_prompts_over_one_offer_get_it_once_at_most() -> None:
 )
 def test_an_altered_offer_is_refused(change: dict[str, Any]) -> None:
     assert judge(make_offers(), make_offer() | change) == "offer_mismatch"
+
+
+def test_a_network_with_a_mistake_is_no_host_name() -> None:
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.5/24.*host bits"):
+        Peers(["10.0.0.5/24"])
+
+
+def test_a_prompt_of_embeddings_is_its_embeddings() -> None:
+    first, second = torch.zeros(4, 8, dtype=torch.bfloat16), torch.zeros(4, 8, dtype=torch.bfloat16)
+    second[3, 7] = 1e-3
+    digests = {
+        prompt_digest(make_request([0], prompt_embeds=embeds))
+        for embeds in (None, first, second, first.reshape(8, 4), first.clone())
+    }
+    assert len(digests) == 4
 
 
 @pytest.mark.parametrize("value", [None, "", 7, -1, 2**40, True, "x", [], {}, 1.5], ids=repr)

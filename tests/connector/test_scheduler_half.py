@@ -259,6 +259,23 @@ def test_a_grant_is_what_counts_unless_it_comes_from_our_future(half: SchedulerH
     assert own.end < time.time_ns() + 31 * SECOND
 
 
+def test_an_unsigned_grant_can_only_shorten_our_own_lease(half: SchedulerHalf) -> None:
+    now = time.time_ns() // 1_000_000
+    century = 100 * 365 * 86_400_000
+    half.arrived(make_request("r", make_offer(kvctl_lease=[now - 2000, century, century])))
+    (lease,) = half.arrivals.take_leases().values()
+    assert lease.end < time.time_ns() + 31 * SECOND
+    assert lease.extension < 31 * SECOND
+
+
+def test_a_pull_that_nobody_awaits_tells_no_speed(half: SchedulerHalf) -> None:
+    half.completed([make_fact()], (), 0)
+    assert half.transfers.speeds.of("peer", "recv", "prefill") is None
+    admit(half, 0, 256, waits=True)
+    half.completed([make_fact()], {"r"}, 0)
+    assert half.transfers.speeds.of("peer", "recv", "prefill") == 1000
+
+
 def test_prefill_grants_and_decode_judges(half: SchedulerHalf) -> None:
     request = make_request("r", {"do_remote_decode": True})
     half.arrived(request)

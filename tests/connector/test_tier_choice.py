@@ -236,6 +236,30 @@ def test_not_composed_where_the_local_tier_leaves_groups_out() -> None:
     assert made.choose(make_request(), 0).plan is None
 
 
+def of_two_local(first: tuple[str, int], second: tuple[str, int], **speeds: float) -> int | None:
+    """Which of two local tiers is taken; what they have in tokens, and how fast they are."""
+    known = Speeds()
+    for tier, speed in speeds.items():
+        known.add(tier, "load", "", int(speed), 1.0)
+    choice = TierChoice(
+        [FakeOffloading(first[1]), FakeOffloading(second[1])], [first[0], second[0]],
+        speeds=known, bytes_per_token=1, block=BLOCK, composition=None, lookup_deadline=0,
+    )  # fmt: skip
+    return choice.choose(make_request(do_remote_prefill=False), 0).child
+
+
+def test_of_local_tiers_that_have_the_same_the_fastest_is_taken() -> None:
+    assert of_two_local(("disk", 256), ("host", 256), disk=1e3, host=1e9) == 1
+    assert of_two_local(("host", 256), ("disk", 256), disk=1e9, host=1e3) == 1
+    assert of_two_local(("host", 256), ("disk", 384), disk=1e3, host=1e9) == 1, "it has more"
+
+
+def test_a_disk_of_unknown_speed_is_preferred_to_nothing() -> None:
+    assert of_two_local(("disk", 384), ("host", 256), host=1e9) == 1
+    assert of_two_local(("disk", 384), ("host", 256)) == 1
+    assert of_two_local(("disk", 384), ("host", 0)) == 0, "there is nothing else"
+
+
 class FakeBlocks:
     """vLLM's KVCacheBlocks, as far as a view needs it."""
 

@@ -89,13 +89,13 @@ class Pair:
             "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
             "remote_block_ids": None, "remote_host": None, "remote_port": None,
         }  # fmt: skip
-        answer = self._complete(self.prefill_url, self.prompts[prompt], first, max_tokens=1)
+        answer = self.complete(self.prefill_url, self.prompts[prompt], first, max_tokens=1)
         return dict(answer["kv_transfer_params"])
 
     def compute(self, prompt: int, first: int | None = None) -> None:
         """Has prefill compute a prompt, or its `first` tokens, for itself; its blocks are free
         again afterwards."""
-        self._complete(self.prefill_url, self.prompts[prompt][:first], None, max_tokens=1)
+        self.complete(self.prefill_url, self.prompts[prompt][:first], None, max_tokens=1)
 
     def take(
         self, prompt: int, offer: dict[str, Any] | None, *, max_tokens: int = MAX_TOKENS
@@ -113,7 +113,7 @@ class Pair:
     ) -> list[Comparison]:
         """Several prompts in one completion, over one offer; compares what the references have."""
         texts = [self.prompts[prompt] for prompt in prompts]
-        answer = self._complete(self.decode_url, texts, offer, max_tokens=max_tokens)
+        answer = self.complete(self.decode_url, texts, offer, max_tokens=max_tokens)
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         return [
             compare(
@@ -132,7 +132,12 @@ class Pair:
             "kv_transfer_params": params,
         }  # fmt: skip
 
-    def _complete(self, url: str, prompt: Any, params: Any, max_tokens: int) -> dict[str, Any]:
+    def complete(self, url: str, prompt: Any, params: Any, max_tokens: int) -> dict[str, Any]:
+        """Asks one engine.
+
+        Raises:
+            OSError: it does not answer, or with an error.
+        """
         body = self.body(prompt, params, max_tokens=max_tokens)
         request = urllib.request.Request(
             f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}

@@ -70,14 +70,40 @@ ALTERED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a wrong signature": lambda offer: offer.update(kvctl_signature="0" * 64),
     "a host of nobody's": lambda offer: offer.update(remote_host="192.0.2.1"),
     "a closed port": lambda offer: offer.update(remote_port=9),
+    "another size": lambda offer: offer.update(pp_size=2),
 }
+UNSIGNED = ("no signature",)
+NOT_ALLOWED = ("a host of nobody's",)
 
 
 @pytest.mark.parametrize("how", ALTERED)
 def test_an_altered_offer_is_computed_instead(pair: Pair, long: list[int], how: str) -> None:
     offer = pair.offer(long[0])
     ALTERED[how](offer)
+    reason = "offer_unsigned" if how in UNSIGNED else "offer_mismatch"
+    if how in NOT_ALLOWED:
+        reason = "peer_not_allowed"
+    before = pair.refused(reason)
     assert pair.take(long[0], offer).difference is None
+    assert pair.refused(reason) == before + (how != "blocks missing")
+
+
+@pytest.mark.parametrize("engine", ["decode-0", "prefill-0"])
+def test_who_asks_for_both_sides_ends_no_engine(pair: Pair, long: list[int], engine: str) -> None:
+    both = {"do_remote_prefill": True, "do_remote_decode": True}
+    url = pair.record(engine)["url"]
+    for params in (both, {**pair.offer(long[0]), **both}):
+        pair.complete(url, pair.prompts[long[0]], params, max_tokens=1)
+    assert pair.ask(long[1]).difference is None
+
+
+def test_another_service_at_the_offers_address(pair: Pair, long: list[int]) -> None:
+    """The router's port, on an allowed host."""
+    port = int(pair.url.rpartition(":")[2])
+    before = pair.refused("offer_mismatch")
+    offer = {**pair.offer(long[0]), "remote_port": port}
+    assert pair.take(long[0], offer).difference is None
+    assert pair.refused("offer_mismatch") == before + 1
 
 
 def test_a_strangers_port_holds_up_nobody(pair: Pair, long: list[int]) -> None:

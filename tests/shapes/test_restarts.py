@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import subprocess
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from disorder import stopped
 from layouts import PLAIN, shaped
-from pair import START, Pair, kill_session, session_of, wait_for
+from pair import START, Pair, kill_session, session_of, wait_for, worker_of
 
 from kvctl.demo.compare import Comparison
 
@@ -103,7 +103,17 @@ def test_without_prefill_decode_answers_from_its_own(pair: Pair) -> None:
 
 
 @plain
-def test_decode_killed_in_the_middle_of_an_answer(pair: Pair) -> None:
+def test_decode_killed_in_the_middle_of_a_read(pair: Pair) -> None:
+    """Its client is told, and prefill has its blocks back when the lease is over."""
+    first, second = long(pair)[3:5]
+    offer = pair.offer(first)
+    worker = worker_of(pair.record("decode-0")["pid"])
+    os.kill(worker, signal.SIGSTOP)
+    taking = Taking(pair, first, offer)
+    wait_for(lambda: pair.seen("decode-0").waiting["remote_kv"], "nothing is read")
     kill_session(pair.record("decode-0")["pid"])
-    with pytest.raises((OSError, urllib.error.URLError)):
-        pair.take(0, None)
+    taking.join(pair.deadline)
+    assert isinstance(taking.answer, OSError | http.client.HTTPException), taking.answer
+    held = lambda: pair.seen("prefill-0").transfers_of("peer", "send").inflight  # noqa: E731
+    wait_for(lambda: not held(), "prefill keeps the blocks", PLAIN.lease + 10)
+    pair.compute(second)
