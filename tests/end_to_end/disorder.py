@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from pair import Pair, session_of, wait_for
+
+from kvctl.demo.compare import Comparison
 
 
 @contextmanager
@@ -36,3 +40,19 @@ def nothing_is_left(pair: Pair) -> None:
         )
 
     wait_for(quiet, "something is left behind", 90)
+
+
+class Taking(threading.Thread):
+    """A client of decode, and what it got."""
+
+    def __init__(self, pair: Pair, prompt: int, offer: dict[str, Any]) -> None:
+        super().__init__()
+        self._ask = lambda: pair.take(prompt, offer)
+        self.answer: Comparison | Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.answer = self._ask()
+        except Exception as error:
+            self.answer = error

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import http.client
+import os
+import signal
 import urllib.error
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from disorder import nothing_is_left, stopped
+from disorder import Taking, nothing_is_left, stopped
 from late_read import late_read
 from layouts import FAILING, shaped
 from misbehaviour import FAIL, LOADS_HANG
-from pair import Pair
+from pair import Pair, kill_session, wait_for, worker_of
 
 pytestmark = pytest.mark.shapes
 
@@ -74,3 +77,23 @@ def test_a_read_that_came_too_late(pair: Pair) -> None:
     assert pair.refused("lease_expired") > before
     assert pair.ask(2).difference is None
     nothing_is_left(pair)
+
+
+@failing
+def test_decode_killed_in_the_middle_of_a_read(pair: Pair) -> None:
+    """Its client is told, and prefill has its blocks back when the lease is over."""
+    first, second = 3, 4
+    offer = pair.offer(first)
+    worker = worker_of(pair.record("decode-0")["pid"])
+    os.kill(worker, signal.SIGSTOP)
+    taking = Taking(pair, first, offer)
+    wait_for(lambda: pair.seen("decode-0").waiting["remote_kv"], "nothing is read")
+    kill_session(pair.record("decode-0")["pid"])
+    taking.join(pair.deadline)
+    assert isinstance(taking.answer, OSError | http.client.HTTPException), taking.answer
+
+    def is_held() -> int:
+        return pair.seen("prefill-0").transfers_of("peer", "send").inflight
+
+    wait_for(lambda: not is_held(), "prefill keeps the blocks", FAILING.lease + 10)
+    pair.compute(second)

@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import signal
 import subprocess
-import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from disorder import stopped
+from disorder import Taking, stopped
 from layouts import PLAIN, shaped
-from pair import START, Pair, kill_session, session_of, wait_for, worker_of
+from pair import START, Pair, kill_session, session_of, wait_for
 
 from kvctl.demo.compare import Comparison
 
 pytestmark = pytest.mark.shapes
 
 plain = shaped(PLAIN)
-
-
-class Taking(threading.Thread):
-    """A client of decode, and what it got."""
-
-    def __init__(self, pair: Pair, prompt: int, offer: dict[str, Any]) -> None:
-        super().__init__()
-        self._ask = lambda: pair.take(prompt, offer)
-        self.answer: Comparison | Exception | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self.answer = self._ask()
-        except Exception as error:
-            self.answer = error
 
 
 @contextmanager
@@ -100,20 +81,3 @@ def test_prefill_killed_in_the_middle_of_a_read_and_started_again(pair: Pair) ->
 def test_without_prefill_decode_answers_from_its_own(pair: Pair) -> None:
     for prompt in long(pair)[:3]:
         assert pair.take(prompt, None).difference is None
-
-
-@plain
-def test_decode_killed_in_the_middle_of_a_read(pair: Pair) -> None:
-    """Its client is told, and prefill has its blocks back when the lease is over."""
-    first, second = long(pair)[3:5]
-    offer = pair.offer(first)
-    worker = worker_of(pair.record("decode-0")["pid"])
-    os.kill(worker, signal.SIGSTOP)
-    taking = Taking(pair, first, offer)
-    wait_for(lambda: pair.seen("decode-0").waiting["remote_kv"], "nothing is read")
-    kill_session(pair.record("decode-0")["pid"])
-    taking.join(pair.deadline)
-    assert isinstance(taking.answer, OSError | http.client.HTTPException), taking.answer
-    held = lambda: pair.seen("prefill-0").transfers_of("peer", "send").inflight  # noqa: E731
-    wait_for(lambda: not held(), "prefill keeps the blocks", PLAIN.lease + 10)
-    pair.compute(second)
