@@ -18,6 +18,7 @@ from .bounded import trim
 from .facts import Fact
 from .guard import Proxy, guarded, shadow
 from .lease import Grace
+from .pull_failures import UNFIT
 
 LIMIT = 65_536  # pulls and handles remembered; far above what one worker has in flight
 
@@ -29,6 +30,7 @@ _FAILURES = {
     "transfer_setup_failed": ("post", "setup_failed"),
     "transfer_failed": ("move", "transfer_error"),
     "transfer_exception": ("move", "transfer_error"),
+    UNFIT: ("post", "offer_mismatch"),
 }
 
 

@@ -12,6 +12,7 @@ import functools
 from typing import Any
 
 HOOK = "_read_blocks_for_req"  # counted as missing where the assertion has to stay
+UNFIT = "offer_unfit"  # a failure type of ours, for the worker's _log_failure
 _BOOKS = ("_failed_recv_reqs", "_invalid_block_ids", "_recving_transfers", "_log_failure")
 
 
@@ -33,7 +34,7 @@ def contain(worker: Any) -> bool:
             read(req_id, meta)
         except Exception as error:
             worker._log_failure(
-                failure_type="transfer_setup_failed",
+                failure_type=UNFIT,
                 req_id=req_id,
                 msg="kvctl: the offer does not fit this engine; its request is failed",
                 error=error,

@@ -188,7 +188,9 @@ class SchedulerHalf:
         self.waits.part_ended(fact.request, fact.tier, fact.outcome)
         if fact.outcome != "ok" and self.arrivals.knows(fact.request):
             self.choice.avoid(fact.request, fact.tier)
-        if fact.tier == "peer" and fact.outcome in ("ok", "failed"):
+        # An offer that does not fit tells of whoever brought it, not of the peer that it names.
+        judged = fact.outcome in ("ok", "failed") and fact.reason != "offer_mismatch"
+        if fact.tier == "peer" and judged:
             self.arrivals.pulled(fact.request, fact.peer, well=fact.outcome == "ok")
 
     @guarded

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvctl_connector.pull_failures import HOOK, contain
+from kvctl_connector.pull_failures import HOOK, UNFIT, contain
 
 
 class FakeWorker:
@@ -39,7 +39,7 @@ def test_an_assertion_out_of_a_read_fails_its_request(release: str) -> None:
     worker = FakeWorker(release)
     assert contain(worker)
     worker._read_blocks_for_req("r", SimpleNamespace(local_block_ids=([4, 5],)))
-    assert worker.failures == [("transfer_setup_failed", "r")]
+    assert worker.failures == [(UNFIT, "r")]
     assert taken(worker._failed_recv_reqs) == ["r"]
     assert worker._recving_transfers == {}, "not done, but failed"
     unread = {"0.20.2": [4, 5], "0.28.0": [{4, 5}], "0.32.0": []}

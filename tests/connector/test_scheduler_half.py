@@ -355,6 +355,15 @@ def test_whose_failure_it_is_only_a_signed_offer_tells(half: SchedulerHalf, sign
     assert fail_three_times_before_anything_is_read(half, signed=signed) == signed
 
 
+def test_an_offer_that_does_not_fit_tells_nothing_of_its_peer(half: SchedulerHalf) -> None:
+    for number in range(3):
+        name = f"r{number}"
+        half.arrived(make_request(name, make_offer(remote_request_id=name)))
+        unfit = make_fact(key=name, request=name, outcome="failed", phase="post")
+        half.completed([unfit._replace(reason="offer_mismatch")], (), 0)
+    assert ("peer.quarantined", "prefill") not in values(half)
+
+
 def test_in_observe_mode_nobody_is_in_quarantine(half: SchedulerHalf) -> None:
     observing = make_half(Options("t", "observing", "decode", mode="observe"))
     assert fail_three_times_before_anything_is_read(observing, signed=True) == 0

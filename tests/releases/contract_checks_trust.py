@@ -180,7 +180,7 @@ def test_an_unsigned_offer_of_too_few_blocks_fails_its_request_alone(
     params["remote_block_ids"] = [list(group)[taken:] for group in params["remote_block_ids"]]
     name = start(trusting, prompt, params)
     trusting.until(lambda: is_computed(trusting, name), "computed")
-    assert trusting.value("transfer.failures", "recv", "setup_failed") == 1
+    assert trusting.value("transfer.failures", "recv", "offer_mismatch") == 1
     assert trusting.value("request.waiting") == 0
 
     honest = offer(prefill, prompt)
