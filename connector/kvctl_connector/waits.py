@@ -158,9 +158,14 @@ class Waits:
             number = self._hold(load)
             self._record(request, load, "failed")
             for tier in load.open:
-                direction = "recv" if tier == "peer" else "load"
                 self._recorder.add(
-                    semconv.TRANSFER_FAILURES, 1, tier, direction, "move", "wait_deadline", ""
+                    semconv.TRANSFER_FAILURES,
+                    1,
+                    tier,
+                    _direction(tier),
+                    "move",
+                    "wait_deadline",
+                    "",
                 )
             logger.warning(
                 "kvctl: %s has waited %.0f s for its KV (%s): it is answered without it, and its "
@@ -189,8 +194,7 @@ class Waits:
         self._recorder.set(semconv.REQUEST_WAITING, remote, "remote_kv")
         self._recorder.set(semconv.REQUEST_WAITING, waiting - remote, "offload_load")
         for tier, count in self._waiting.items():
-            direction = "recv" if tier == "peer" else "load"
-            self._recorder.set(semconv.TRANSFER_INFLIGHT, count, tier, direction)
+            self._recorder.set(semconv.TRANSFER_INFLIGHT, count, tier, _direction(tier))
 
     def _drop(self, request: str) -> _Load | None:
         load = self._loads.pop(request, None)
@@ -226,3 +230,8 @@ class Waits:
     def _count_held(self, blocks: int) -> None:
         self._blocks_held += blocks
         self._recorder.set(semconv.BLOCKS_HELD, self._blocks_held, "abort")
+
+
+def _direction(tier: str) -> str:
+    """Which way the KV of a waiting request comes."""
+    return "recv" if tier == "peer" else "load"
